@@ -5,9 +5,10 @@ It does not depend on jinja: `sandbox` calls it for every loop iteration, call a
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -72,6 +73,36 @@ class Budget:
 
 BUDGET: ContextVar[Budget] = ContextVar("template_budget")
 """Set during one rendering or compilation."""
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Give what runs within a budget of its own."""
+    token = BUDGET.set(Budget())
+    try:
+        yield
+    finally:
+        BUDGET.reset(token)
+
+
+@contextlib.contextmanager
+def as_request_error() -> Iterator[None]:
+    """Report what a template raises as the error of a request. Raises: RequestError"""
+    try:
+        yield
+    except RequestError:
+        raise
+    except RecursionError as error:
+        raise TemplateLimit("the chat template recurses too deep.") from error
+    except MemoryError as error:
+        raise TemplateLimit("the chat template needs too much memory.") from error
+    except Exception as error:
+        raise RequestError(
+            f"the chat template failed: {type(error).__name__}: {error}",
+            where="messages",
+            fix="check the order and the fields of the messages, or pass --chat-template FILE.",
+            code="chat_template_error",
+        ) from error
 
 
 def tick() -> None:

@@ -5,9 +5,8 @@ An exception in a template is an error of the request, never of the server.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
@@ -48,7 +47,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special = dict(special_tokens or {})
-        with _budget():
+        with budget.limited():
             self._template, tree = _compile(source, where or "--chat-template")
         self.reads = Reads(
             content=content_format(tree),
@@ -63,36 +62,8 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the prompt. Raises: RequestError if the template fails or is too costly"""
         context = {**self._special, **variables}
-        with _budget(), _as_request_error():
+        with budget.limited(), budget.as_request_error():
             return self._template.render(context)
-
-
-@contextlib.contextmanager
-def _budget() -> Iterator[None]:
-    token = budget.BUDGET.set(budget.Budget())
-    try:
-        yield
-    finally:
-        budget.BUDGET.reset(token)
-
-
-@contextlib.contextmanager
-def _as_request_error() -> Iterator[None]:
-    try:
-        yield
-    except RequestError:
-        raise
-    except RecursionError as error:
-        raise budget.TemplateLimit("the chat template recurses too deep.") from error
-    except MemoryError as error:
-        raise budget.TemplateLimit("the chat template needs too much memory.") from error
-    except Exception as error:
-        raise RequestError(
-            f"the chat template failed: {type(error).__name__}: {error}",
-            where="messages",
-            fix="check the order and the fields of the messages, or pass --chat-template FILE.",
-            code="chat_template_error",
-        ) from error
 
 
 def _compile(source: str, where: str) -> tuple[jinja2.Template, nodes.Template]:

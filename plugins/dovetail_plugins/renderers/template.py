@@ -1,4 +1,7 @@
-"""Conversations by a chat template: the checkpoint's own, or one that a flag or a request gives."""
+"""Conversations by a chat template: the checkpoint's own, or one that a flag or a request gives.
+
+A template is in Jinja, or in Go's language as Ollama's are; its text shows which.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from typing import Any, ClassVar
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
+from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail_plugins.renderers._earlier_turns import EarlierTurns, FollowingRenderer
 from dovetail_plugins.renderers._jinja import ChatTemplate
+from dovetail_plugins.renderers._opening import Opening
+from dovetail_plugins.renderers.go_template.template import GoTemplate, beginning, is_go
 
 CODE = ("encoding/*.py", "encoding_*.py")
 """Files of checkpoints that bring code for their conversations (DeepSeek-V3.2 and V4)."""
+AnyTemplate = ChatTemplate | GoTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +34,35 @@ class _Options:
             "processes"
         },
     )
+    system: str = field(
+        default="", metadata={"help": "system message of conversations that bring none"}
+    )
+    messages: tuple[dict[str, str], ...] = field(
+        default=(),
+        metadata={
+            "help": "messages (with role and content) that every conversation begins with, after "
+            "its system message: examples for the model"
+        },
+    )
 
 
 class Template(FollowingRenderer):
-    """Renders with a jinja template in a sandbox, and with another one if there are tools."""
+    """Renders with a template in a sandbox, and with another one if there are tools."""
 
     info = Info(
-        summary="the checkpoint's chat template, or that of --chat-template",
+        summary="the checkpoint's chat template, or that of --chat-template: Jinja, or Go as in "
+        "Ollama",
         source="https://huggingface.co/docs/transformers/chat_templating",
     )
     capabilities: ClassVar[frozenset[str]] = frozenset({TEMPLATES})
     Options = _Options
 
     def __init__(self, options: Any, facts: RendererFacts) -> None:
-        """Compile the templates. Raises: ConfigError for one that cannot be compiled"""
+        """Compile the templates. Raises: ConfigError for one that cannot be compiled, and for
+        messages to begin with that are none"""
         self.options = options
         self._facts = facts
+        self._opening = Opening(system=options.system, messages=options.messages)
         if options.follows_earlier_turns:
             self.follow()
         own, given = facts.tokenizer, facts.template
@@ -52,6 +72,11 @@ class Template(FollowingRenderer):
     def reads(self, *, has_tools: bool) -> Reads:
         """Return what the template reads. Raises: RequestError if there is none"""
         return self._pick(has_tools=has_tools).reads
+
+    def settled(self, given: RendererInput) -> RendererInput:
+        """Return a conversation as its earlier turns were, with what all begin with."""
+        content = self.reads(has_tools=bool(given.tools)).content
+        return self._opening.before(super().settled(given), content)
 
     def render(self, given: RendererInput) -> str:
         """Return the prompt. Raises: RequestError if the template fails or is too costly"""
@@ -75,15 +100,14 @@ class Template(FollowingRenderer):
     def with_template(self, source: str) -> Renderer:
         """Return a renderer for a request's own template, with the same limits. Raises:
         RequestError"""
-        return _OfRequest(source, self._facts.tokenizer.special_tokens, self._earlier)
+        return _OfRequest(source, self._facts.tokenizer, self._opening, self._earlier)
 
-    def _compiled(self, source: str | None) -> ChatTemplate | None:
+    def _compiled(self, source: str | None) -> AnyTemplate | None:
         flag = f"--chat-template {self._facts.template_file}".strip()
         where = flag if self._facts.template else "the checkpoint's chat template"
-        special = self._facts.tokenizer.special_tokens
-        return ChatTemplate(source, special, where=where) if source else None
+        return _compiled(source, self._facts.tokenizer, where) if source else None
 
-    def _pick(self, *, has_tools: bool) -> ChatTemplate:
+    def _pick(self, *, has_tools: bool) -> AnyTemplate:
         template = (self._for_tools if has_tools else None) or self._template
         if template is None:
             raise _no_template(self._facts.path)
@@ -94,16 +118,29 @@ class _OfRequest(Template):
     """Renders with one template for all."""
 
     def __init__(
-        self, source: str, special: Mapping[str, str], earlier: EarlierTurns | None
+        self,
+        source: str,
+        tokenizer: TokenizerFacts,
+        opening: Opening,
+        earlier: EarlierTurns | None,
     ) -> None:
         self._for_tools = None
+        self._opening = opening
         self._earlier = earlier
         try:
-            self._template = ChatTemplate(source, special)
+            self._template = _compiled(source, tokenizer, None)
         except ConfigError as error:
             raise RequestError(
                 error.what, where="chat_template", code="chat_template_error"
             ) from error
+
+
+def _compiled(source: str, tokenizer: TokenizerFacts, where: str | None) -> AnyTemplate:
+    """Return a template in the language that it is written in. Raises: ConfigError"""
+    special = tokenizer.special_tokens
+    if is_go(source):
+        return GoTemplate(source, begins=beginning(special, tokenizer.chat_template), where=where)
+    return ChatTemplate(source, special, where=where)
 
 
 def _no_template(path: str) -> RequestError:

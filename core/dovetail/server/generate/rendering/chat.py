@@ -141,7 +141,7 @@ class ChatRenderer:
             continues_final_message=body.continue_final_message,
         )
         conversation = renderer.settled(conversation)
-        run = partial(_run, renderer)
+        run, messages = partial(_run, renderer), list(conversation.messages)
         text = run(conversation)
         plain = self._words(renderer, bool(tools)).from_clients(run, conversation, text)
         if body.continue_final_message:
