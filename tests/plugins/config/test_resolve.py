@@ -134,6 +134,12 @@ def test_nothing_is_left_open(folder: Path) -> None:
         ({"num_threads": 3}, "run.num_threads", 3),
         ({"async_scheduling": True}, "run.async_steps", True),
         ({"override_generation_config": {"top_k": 7}}, "default_sampling", {"top_k": 7}),
+        (
+            {"override_generation_config": {"stop": "a", "seed": 3, "presence_penalty": 1}},
+            "default_sampling",
+            {"stop": ("a",), "seed": 3, "presence_penalty": 1},
+        ),
+        ({"override_generation_config": {"stop": ["a"]}}, "default_sampling", {"stop": ("a",)}),
         ({"use_tqdm_on_load": False}, "run.shows_progress", False),
     ],
 )

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """Sampling fields that may have defaults."""
+MORE_FIELDS = ("presence_penalty", "frequency_penalty", "seed", "stop")
+"""Further ones, which only --override-generation-config sets."""
 
 _WHERE = "generation config"
 _FIX = "mend generation_config.json or --override-generation-config."
@@ -53,7 +55,7 @@ def _of_folder(source: str) -> dict[str, Any]:
 def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) -> None:
     """Log the defaults for requests, and their origin."""
     parts = [
-        ", ".join(f"{name} {value:g}" for name, value in values.items()) + f" ({origin})"
+        ", ".join(f"{name} {value}" for name, value in values.items()) + f" ({origin})"
         for values, origin in ((found, place), (laid, "--override-generation-config"))
         if values
     ]
@@ -67,26 +69,24 @@ def _sampling(values: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
     if "max_new_tokens" in given:
         given.setdefault("max_tokens", given.pop("max_new_tokens"))
     given = {name: value for name, value in given.items() if value is not None}
-    if is_strict:
-        _refuse_others(given)
-    sampling = {name: given[name] for name in FIELDS if name in given}
-    _check(sampling)
-    return sampling
-
-
-def _refuse_others(given: Mapping[str, Any]) -> None:
-    unknown = sorted(set(given) - set(FIELDS))
+    unknown = sorted(set(given) - {*FIELDS, *MORE_FIELDS}) if is_strict else []
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)} cannot have a default.",
             where="--override-generation-config",
-            fix=f"use some of {', '.join(FIELDS)}.",
+            fix=f"use some of {', '.join((*FIELDS, *MORE_FIELDS))}.",
         )
+    sampling = {n: given[n] for n in (*FIELDS, *MORE_FIELDS * is_strict) if n in given}
+    if "stop" in sampling:
+        stops = sampling["stop"]
+        sampling["stop"] = (stops,) if isinstance(stops, str) else tuple(map(str, stops))
+    _check(sampling)
+    return sampling
 
 
 def _check(sampling: Mapping[str, Any]) -> None:
     for name, value in sampling.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if name != "stop" and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(f"{name} must be a number, not {value!r}.", where=_WHERE, fix=_FIX)
     try:
         SamplingParams(**sampling).verify()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.context_length import checkpoint_tokens
-from dovetail.config.checkpoint.generation import FIELDS, FILE
+from dovetail.config.checkpoint.generation import FIELDS, FILE, MORE_FIELDS
 from dovetail.config.config import GROUPS, Config, flags, part_of, shown
 from dovetail.config.report.secrets import MASK, masked
 from dovetail.config.rules.selections import stored_quantization
@@ -27,7 +27,7 @@ MODEL = "model"
 MACHINE = "machine"
 DEMO = "demo model"
 
-SAMPLING = (*FIELDS, "presence_penalty", "frequency_penalty")
+SAMPLING = (*FIELDS, *MORE_FIELDS)
 """Sampling fields for which the defaults are shown."""
 OVERRIDES = "override_generation_config"
 _NEW_TOKENS = {"max_new_tokens": "max_tokens"}

@@ -1,0 +1,1 @@
+"""Ollama's Modelfiles: read, written, and as flags of a dovetail server."""
