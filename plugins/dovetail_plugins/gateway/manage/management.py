@@ -31,6 +31,15 @@ class Management:
             )
         return self.fleet.catalogue
 
+    async def let_go(self, name: str) -> None:
+        """Unload a model of the catalogue, after its requests have ended, and take it out of the
+        fleet: its settings are read again when a request names it."""
+        model = self.fleet.known(name)
+        if model is not None:
+            await self.fleet.let_go(model)
+            if not model.is_resident:
+                self.fleet.leave(model)
+
 
 def management_of(request: Request) -> Management:
     """Return the management of a request's server."""

@@ -13,7 +13,7 @@ from dovetail.interfaces.api import Api, ApiError
 from dovetail.interfaces.api import Route as ApiRoute
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.apis.ollama.response import error_body
-from dovetail_plugins.gateway.manage import loading
+from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading
 from dovetail_plugins.gateway.manage.management import management_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -33,6 +33,12 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
 _CHANGES: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     ("/models/load", loading.load_model, ("POST",)),
     ("/models/unload", loading.unload_model, ("POST",)),
+    ("/api/blobs/{digest}", blobs.check_blob, ("GET",)),
+    ("/api/blobs/{digest}", blobs.upload_blob, ("POST",)),
+    ("/api/copy", creating.copy_model, ("POST",)),
+    ("/api/create", creating.create_model, ("POST",)),
+    ("/api/delete", deleting.delete_model, ("DELETE",)),
+    ("/v1/models/{name:path}", deleting.delete_named, ("DELETE",)),
 )
 MANAGEMENT: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     *((path, _guarded(endpoint), methods) for path, endpoint, methods in _CHANGES),
@@ -47,7 +53,7 @@ class BlobsApi(Api):
     """Uploads of model files: their size, and Ollama's errors."""
 
     info = Info(summary="uploads of model files", source="Ollama's API reference")
-    routes = (ApiRoute(method="POST", path="/api/blobs/{digest}", endpoint=loading.load_model),)
+    routes = (ApiRoute(method="POST", path="/api/blobs/{digest}", endpoint=blobs.upload_blob),)
     max_body_bytes: ClassVar[int | None] = 1 << 40
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
