@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dovetail.config.config import Config
 from dovetail_plugins.created_models.store import CreatedStore
 from dovetail_plugins.gateway import catalogue as catalogue_module
 from dovetail_plugins.gateway.catalogue import Catalogue
+from support.demo_copies import demo_copy, with_file
 from support.fake_models import Rig
 from support.gguf_files import write_gguf
 from support.model_stores import write_cached
@@ -41,11 +43,13 @@ def demo_files() -> dict[str, bytes]:
 
 def demo_gguf(folder: Path) -> bytes:
     """Return the demo model as a GGUF file."""
-    path = folder / "demo-F16.gguf"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_gguf(DEMO_PATH, path)
-    return path.read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    source = demo_copy(folder)
+    settings = json.loads((DEMO_PATH / "tokenizer_config.json").read_text())
+    settings["bos_token"] = settings["eos_token"]  # GGUF's writer wants one
+    with_file(source, "tokenizer_config.json", json.dumps(settings))
+    write_gguf(Path(source), folder / "demo.gguf")
+    return (folder / "demo.gguf").read_bytes()
 
 
 def cache_demo(tmp_path: Path, name: str = "org/model") -> Path:

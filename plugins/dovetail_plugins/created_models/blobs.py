@@ -1,4 +1,5 @@
-"""Blobs: uploaded files by digest. A file appears under its digest only when it is whole and right."""
+"""Blobs: uploaded files by digest. A file appears under its digest only when it is complete and
+right."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ A model's base is the name of another model, or its own uploaded files: links to
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from dovetail_plugins.state_folder import user_folder
 
 CREATED = "created"
 """The store's name in lists."""
+ADAPTER_CONFIG = "adapter_config.json"
 _END = ".json"
 _NEW = ".new-"
 
@@ -77,7 +77,7 @@ class CreatedStore:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=_NEW, delete=False) as new:
             new.write(msgspec.json.encode(record))
-        os.replace(new.name, file)
+        Path(new.name).replace(file)
 
     def remove(self, name: str) -> None:
         """Delete a model, and its files that no other model uses. Raises: OSError"""
@@ -114,7 +114,9 @@ class CreatedStore:
         if record is None:
             return None
         folder = self._files_folder(name, "adapters")
-        adapters = tuple(str(folder / file) for file in record.adapters)
+        is_folder = ADAPTER_CONFIG in record.adapters
+        paths = [folder] if is_folder else [folder / file for file in record.adapters]
+        adapters = tuple(map(str, paths))
         return replace(record.modelfile, base=str(model.path), adapters=adapters)
 
     def used(self) -> set[str]:

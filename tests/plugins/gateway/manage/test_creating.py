@@ -281,14 +281,16 @@ def test_a_base_that_is_gone_is_said(stores: Path) -> None:
 
 
 def test_an_adapter_answers_under_every_name_of_its_model(stores: Path) -> None:
-    from support.gguf_adapters import __name__ as _  # noqa: F401
-
     cache_demo(stores)
     store = CreatedStore()
     rig = any_rig()
 
     async def work(client: Client) -> None:
-        files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        files = {
+            "adapter_config.json": json.dumps(config).encode(),
+            "adapter_model.safetensors": b"weights",
+        }
         digests = {name: await upload(client, data) for name, data in files.items()}
         body = {"model": "tuned", "from": "org/model", "adapters": digests}
         statuses(await client.post("/api/create", json=body))
@@ -298,6 +300,6 @@ def test_an_adapter_answers_under_every_name_of_its_model(stores: Path) -> None:
     (model,) = rig.fleet.models
     fields = child_fields(model.entry, "/s")
     assert set(fields["served_model_name"]) == {"tuned:latest-base"}
-    names = {one.name for one in model.entry.config.lora.lora_modules}
+    names = {one.partition("=")[0] for one in model.entry.config.lora.lora_modules}
     assert names == {"tuned:latest", "tuned"}
     assert store.used()
