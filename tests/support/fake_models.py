@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
 from dovetail_plugins.gateway.catalogue import Catalogue
@@ -152,6 +153,7 @@ class Rig:
         limit: int | None = None,
         sizes: dict[str, int] | None = None,
         frontend: dict[str, Any] | None = None,
+        gateway: dict[str, Any] | None = None,
         catalogue: Catalogue | None = None,
         max_loaded: int = 0,
         **entry: Any,
@@ -177,7 +179,9 @@ class Rig:
             measure=lambda entry: need_of_size((sizes or {}).get(entry.name, SIZE)),
         )
         apis = build_apis().values()
-        self.app: FastAPI = build_gateway(self.fleet, FrontendConfig(**(frontend or {})), apis)
+        self.app: FastAPI = build_gateway(
+            self.fleet, FrontendConfig(**(frontend or {})), apis, GatewayConfig(**(gateway or {}))
+        )
 
     def start(self, entry: ModelEntry) -> FakeServer:
         server = FakeServer(entry)

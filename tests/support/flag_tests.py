@@ -133,6 +133,13 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
         "plugins/gateway/test_gateway.py::test_idle_models_are_unloaded_and_come_back",
     ),
+    "admin_api_key": (
+        "plugins/gateway/manage/test_access.py::test_users_keys_serve_and_management_keys_manage",
+    ),
+    "manage_models": (
+        "plugins/gateway/manage/test_access.py"
+        "::test_models_are_managed_from_this_machine_unless_a_flag_says_otherwise",
+    ),
     "load": (f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",),
     "load_wait_s": (
         f"{GATEWAY}::test_flags_of_the_gateway_reach_it",

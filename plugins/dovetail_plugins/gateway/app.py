@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
 from dovetail.server.families import flags_by_path
@@ -25,10 +25,13 @@ from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
 from dovetail_plugins.apis.admin.routes import FLAG as DEV
+from dovetail_plugins.gateway import cards, ollama
 from dovetail_plugins.gateway import metrics as gateway_metrics
-from dovetail_plugins.gateway import ollama
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.forward import Forward
+from dovetail_plugins.gateway.manage.access import Access
+from dovetail_plugins.gateway.manage.management import Management
+from dovetail_plugins.gateway.manage.routes import GUARDED, MANAGEMENT, BlobsApi
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.page import hidden_routes, page_routes
 
@@ -53,19 +56,30 @@ class GatewayState:
     frontend: FrontendConfig
     admission: GatewayAdmission
     fleet: Fleet
+    management: Management
     created_s: int = field(default_factory=lambda: int(time.time()))
 
 
-def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
-    """Return the application. Raises: ConfigError for invalid middleware"""
-    families = list(apis)
+def build_gateway(
+    fleet: Fleet,
+    frontend: FrontendConfig,
+    apis: Iterable[Api],
+    gateway: GatewayConfig = GatewayConfig(),  # noqa: B008 (frozen)
+) -> FastAPI:
+    """Return the application. Raises: ConfigError for invalid middleware or an empty key"""
+    families = [*apis, BlobsApi(None)]
     app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.open_requests = OpenRequests()
     admission = GatewayAdmission(open_requests=app.state.open_requests)
-    app.state.server = GatewayState(frontend=frontend, admission=admission, fleet=fleet)
+    management = Management(fleet, Access(frontend, gateway))
+    app.state.server = GatewayState(
+        frontend=frontend, admission=admission, fleet=fleet, management=management
+    )
     app.state.flags_by_path = flags_by_path(families)
     page = page_routes(frontend)
     app.state.open_endpoints = {health, live, ready, *page.values()}
+    if management.access.has_own_keys:  # which are checked there
+        app.state.open_endpoints |= GUARDED
     closed = () if frontend.enable_dev_endpoints else _paths_of(families, DEV)
     for path, endpoint, methods in OWN:
         app.router.routes.append(Route(path, endpoint, methods=list(methods)))
@@ -156,49 +170,6 @@ async def show_metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-async def list_models(request: Request) -> Response:
-    """Return all names of all models, loaded or not, with the model's state."""
-    state = _state(request)
-    models = state.fleet.models
-    cards = [_card(state, one, name) for one in models for name in one.entry.every_name]
-    cards += [_stored_card(state, one) for one in await state.fleet.others()]
-    return JSONResponse({"object": "list", "data": cards})
-
-
-async def show_model(request: Request) -> Response:
-    """Return the card of one name."""
-    name = request.path_params["name"]
-    state = _state(request)
-    return JSONResponse(_card(state, await state.fleet.find(name), name))
-
-
-def _stored_card(state: GatewayState, model: StoredModel) -> dict[str, Any]:
-    """Return the card of a model of this machine that no request has named yet."""
-    fault = {"fault": model.fault} if model.fault else {}
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": state.created_s,
-        "owned_by": "dovetail",
-        "size_bytes": model.num_bytes,
-        "state": str(ModelState.UNLOADED),
-        **fault,
-    }
-
-
-def _card(state: GatewayState, model: GatewayModel, name: str) -> dict[str, Any]:
-    card = {
-        "id": name,
-        "object": "model",
-        "created": state.created_s,
-        "owned_by": "dovetail",
-        "max_model_len": model.need.context_tokens,
-    }
-    parent = None if name in model.entry.names else model.name
-    place = {"root": model.name, "parent": parent}
-    return card | model.card | place | {"state": str(model.state)}
-
-
 OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/health", health, ("GET",)),
     ("/v1/health", health, ("GET",)),
@@ -210,7 +181,8 @@ OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/metrics", show_metrics, ("GET",)),
     ("/api/tags", ollama.list_models, ("GET",)),
     ("/api/ps", ollama.list_loaded, ("GET",)),
-    ("/v1/models", list_models, ("GET",)),
-    ("/v1/models/{name:path}", show_model, ("GET",)),
+    ("/v1/models", cards.list_models, ("GET",)),
+    ("/v1/models/{name:path}", cards.show_model, ("GET",)),
+    *MANAGEMENT,
 )
 """Path, endpoint and methods of the routes that the gateway answers itself."""

@@ -1,7 +1,7 @@
 """Catalogue: the models of this machine that a request may name, as `dovetail list` shows them.
 
 Nothing else can be named: no path, and no model of the hub that is not here. A model's settings are
-those of the command line.
+those of the command line, and over them those of its Modelfile if it was created here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from threading import Lock
+from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.stores.find import Stores
@@ -18,7 +19,10 @@ from dovetail.config.config import Config
 from dovetail.config.rules.steps.cache_size import kv_bytes
 from dovetail.errors import ConfigError
 from dovetail_plugins.apis.ollama.models import LATEST
+from dovetail_plugins.created_models.store import CREATED, CreatedStore
 from dovetail_plugins.gateway.entries import ModelEntry, entry_of
+from dovetail_plugins.modelfile.fields import fields_of
+from dovetail_plugins.modelfile.model import Modelfile
 
 SCAN_PERIOD_S = 1.0
 """The stores are read at most this often."""
@@ -35,10 +39,11 @@ CACHE_FLAGS = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_block
 
 
 class Catalogue:
-    """The models in this machine's stores. Used by several threads."""
+    """The models in this machine's stores, created ones first. Used by several threads."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, created: CreatedStore | None = None) -> None:
         self._config = config
+        self.created = CreatedStore() if created is None else created
         self._lock = Lock()
         self._read_s = float("-inf")
         self._models: dict[str, StoredModel] = {}
@@ -61,22 +66,36 @@ class Catalogue:
         """Return what a gateway needs to serve a model. Raises: ConfigError if it cannot be"""
         if model.fault:
             raise ConfigError(f"{model.fault}.", where=model.name)
+        aliases = self._aliases_of(model.name)
         names = {"model": str(model.path), "served_model_name": [model.name]}
         config = self._config.with_fields(names | {"load": 0})
+        own = self.created.modelfile(model.name, model)
+        if own is not None:
+            fields, aliases = _own_fields(own, model, aliases)
+            config = config.with_fields(fields, origin=f"the Modelfile of {model.name}")
         config = config.with_fields(self._usual_fields(config, model), origin="default")
-        with self._lock:
-            aliases = [alias for alias, name in self._names.items() if name == model.name]
-        return entry_of(config, (a for a in aliases if a != model.name), model.path)
+        return entry_of(config, aliases, model.path)
+
+    @property
+    def stores(self) -> Stores:
+        """Return the stores of other models."""
+        load = self._config.load
+        return Stores.of(load.model_dir, load.download_dir)
 
     def forget(self) -> None:
         """Read the stores again when they are next needed."""
         with self._lock:
             self._read_s = float("-inf")
 
+    def _aliases_of(self, model_name: str) -> list[str]:
+        with self._lock:
+            named = [alias for alias, name in self._names.items() if name == model_name]
+        return [alias for alias in named if alias != model_name]
+
     def _read(self) -> None:
-        load = self._config.load
-        found = Stores.of(load.model_dir, load.download_dir).all_models()
-        self._models = {model.name: model for model in found}
+        others = {model.name: model for model in self.stores.all_models()}
+        created = {model.name: model for model in self.created.models(others)}
+        self._models = created | {n: one for n, one in others.items() if n not in created}
         self._names = dict(_names_of(self._models))
         self._read_s = time.monotonic()
 
@@ -92,6 +111,19 @@ class Catalogue:
         return fields
 
 
+def _own_fields(
+    own: Modelfile, model: StoredModel, aliases: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a created model, and its aliases. With an adapter the names are the
+    adapter's, which has no aliases: it gets several names."""
+    fields = dict(fields_of(own, name=model.name).fields)
+    if own.adapters:
+        names = [model.name, *aliases]
+        fields["lora_modules"] = [f"{name}={own.adapters[0]}" for name in names]
+        aliases = []
+    return fields, aliases
+
+
 def _names_of(models: dict[str, StoredModel]) -> Iterator[tuple[str, str]]:
     """Yield (alias or name, name); no alias is another model's name, or two models' alias."""
     aliases = Counter(alias for name in models for alias in _aliases(name))
@@ -100,6 +132,9 @@ def _names_of(models: dict[str, StoredModel]) -> Iterator[tuple[str, str]]:
         for alias in _aliases(name):
             if aliases[alias] == 1 and alias not in models:
                 yield alias, name
+    for name, model in models.items():
+        if model.store == CREATED and (bare := name.removesuffix(LATEST)) not in models:
+            yield bare, name  # whatever else it might be short for
 
 
 def _aliases(name: str) -> set[str]:

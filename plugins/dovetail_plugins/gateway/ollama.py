@@ -42,7 +42,7 @@ async def list_loaded(request: Request) -> Response:
     models: Sequence[GatewayModel] = request.app.state.server.fleet.models
     known = await asyncio.gather(*(_listed_models(model, "/api/ps") for model in models))
     rows = [
-        row | {"expires_at": _expiry(model)}
+        row | {"expires_at": expiry(model)}
         for model, model_rows in zip(models, known, strict=True)
         for row in model_rows
     ]
@@ -56,7 +56,7 @@ async def _listed_models(model: GatewayModel, path: str) -> list[Any]:
     return [row for row in rows if row["name"] not in model.entry.aliases]
 
 
-def _expiry(model: GatewayModel) -> str:
+def expiry(model: GatewayModel) -> str:
     """Return when a model leaves memory if no other request comes."""
     left_s = model.idle_for_s()
     if left_s is None:

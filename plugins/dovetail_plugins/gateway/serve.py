@@ -102,5 +102,5 @@ async def _serve(
 
     async with fleet:
         await fleet.load_at_start()
-        app = build_gateway(fleet, config.frontend, apis)
+        app = build_gateway(fleet, config.frontend, apis, config.gateway)
         return await ServerLifecycle(app, fleet, config.frontend).run(sock, tell_ready)

@@ -74,3 +74,14 @@ class GatewayConfig:
         "inspect`; before one more is loaded, those unused for longest are unloaded",
         default_note="what is free",
     )
+    manage_models: bool | None = flag(
+        None,
+        help="let clients load, unload, pull, make, copy and delete models of several",
+        default_note="only where the server listens on a loopback address or a Unix socket",
+    )
+    admin_api_key: tuple[str, ...] = flag(
+        (),
+        secret=True,
+        metavar="KEY",
+        help="keys for --manage-models; without one, those of --api-key manage models too",
+    )

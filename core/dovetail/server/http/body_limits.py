@@ -48,7 +48,8 @@ class _BodyRefused(Exception):
 class BodyLimitMiddleware:
     """Reads at most `max_bytes` of a body, whatever its headers say, and stops waiting for a slow
     one. While the server `is_busy`, large bodies and dropped bytes are read at `bytes_per_s` in
-    total. `max_bytes_of` has the limits of paths with another one."""
+    total. `max_bytes_of` has the limits of paths with another one, and of paths one level
+    below them."""
 
     def __init__(
         self,
@@ -71,7 +72,8 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-        max_bytes = self._max_bytes_of.get(path, self._max_bytes)
+        others = self._max_bytes_of
+        max_bytes = others.get(path) or others.get(path.rpartition("/")[0], self._max_bytes)
         if length.isdecimal() and int(length[:20]) > max_bytes:
             await self._refuse(_too_large(max_bytes), scope, receive, send)
             return

@@ -67,7 +67,7 @@ def roomy_paths(apis: Iterable[Api], frontend: FrontendConfig) -> dict[str, int]
     if frontend.max_body_bytes != FrontendConfig().max_body_bytes:
         return {}
     return {
-        route.path: api.max_body_bytes
+        route.path.partition("/{")[0]: api.max_body_bytes
         for api in apis
         if api.max_body_bytes is not None
         for route in api.routes
