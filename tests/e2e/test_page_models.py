@@ -194,6 +194,10 @@ def test_fetching_is_cancelled_and_its_errors_are_shown(page: Page, server: Fake
     server.refused["/api/pull"] = (404, {"error": "there is no model org/big."})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("there is no model org/big."))
+    told = {"message": '"org/big" is a name of another registry.', "code": "not_supported"}
+    server.refused["/api/pull"] = (400, {"error": told})
+    page.click(".pull .primary")
+    page.wait(lambda: page.text(".pull .fault").endswith("of another registry."))
     server.refused["/api/pull"] = (200, {"error": "the disk is full"})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("the disk is full"))
