@@ -36,7 +36,8 @@ def page(browser: Page, server: FakeServer) -> Page:
         {"id": "other", "state": "unloaded", "size_bytes": 700 * MIB},
         {"id": HOSTILE, "state": "unloaded", "size_bytes": 2**31},
     ]
-    server.refused, server.pull_stays, server.manager_key = {}, False, ""
+    server.refused, server.manager_key = {}, ""
+    server.pull_stays = server.is_slow = False
     server.asked.clear()
     browser.size(1280, 860)
     browser.scheme("light")
@@ -71,10 +72,17 @@ def test_each_model_shows_its_state_and_its_memory(page: Page) -> None:
 
 
 def test_a_model_is_loaded_and_unloaded(page: Page, server: FakeServer) -> None:
+    server.is_slow = True
     press(page, "Load other")
-    page.wait(lambda: "loading" in row(page, 1))
+    page.wait(lambda: "other loading" in row(page, 1))
+    assert texts(page, 1) == ["Chat", "Unload"]
+    server.is_slow = False
     page.wait(lambda: "other loaded" in row(page, 1))
+    server.is_slow = True
     press(page, "Unload small")
+    page.wait(lambda: "small leaving" in row(page, 0))
+    assert texts(page, 0) == ["Chat"]
+    server.is_slow = False
     page.wait(lambda: "small unloaded" in row(page, 0))
     press(page, f"Load {HOSTILE}")
     page.wait(lambda: f"{HOSTILE} loaded" in row(page, 2))
@@ -83,6 +91,19 @@ def test_a_model_is_loaded_and_unloaded(page: Page, server: FakeServer) -> None:
     press(page, "Chat other")
     page.wait(lambda: page.run("return document.getElementById('model-choice').value") == "other")
     assert page.run("return location.hash") == "#chat"
+
+
+def test_the_chosen_model_is_remembered_and_a_deleted_one_replaced(
+    page: Page, server: FakeServer
+) -> None:
+    value = "return document.getElementById('model-choice').value"
+    page.run("localStorage.setItem('dovetail.model', 'other')")
+    page.driver.refresh()
+    page.wait(lambda: len(page.all(".model-row.is-here")) == 1 and page.run(value) == "other")
+    assert row(page, 1).splitlines()[1].startswith("chosen in the chat")
+    server.models.pop(1)
+    page.wait(lambda: len(page.all(".model-row")) == 2)
+    page.wait(lambda: page.run(value) == "small")
 
 
 def test_what_hinders_a_model_is_shown_in_its_row(page: Page, server: FakeServer) -> None:
@@ -194,6 +215,10 @@ def test_fetching_is_cancelled_and_its_errors_are_shown(page: Page, server: Fake
     server.refused["/api/pull"] = (404, {"error": "there is no model org/big."})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("there is no model org/big."))
+    told = {"message": '"org/big" is a name of another registry.', "code": "not_supported"}
+    server.refused["/api/pull"] = (400, {"error": told})
+    page.click(".pull .primary")
+    page.wait(lambda: page.text(".pull .fault").endswith("of another registry."))
     server.refused["/api/pull"] = (200, {"error": "the disk is full"})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("the disk is full"))

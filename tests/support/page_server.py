@@ -37,7 +37,8 @@ class FakeServer:
     is_pulling: bool = False
     pull_stays: bool = False
     """A pull stays at its half until its client leaves."""
-    load_s: float = 0.3
+    is_slow: bool = False
+    """Models are loaded and unloaded once this is False again."""
     pieces: int = 5
     """Of an answer; -1: it never ends."""
     comments: tuple[str, ...] = ()
@@ -84,7 +85,8 @@ class FakeServer:
     async def _moved(self, name: str, is_load: bool) -> Response:
         card = self.card(name)
         card["state"] = "loading" if is_load else "leaving"
-        await asyncio.sleep(self.load_s)
+        while self.is_slow:
+            await asyncio.sleep(0.02)
         card["state"] = "loaded" if is_load else "unloaded"
         return JSONResponse({"model": name, "state": card["state"]})
 
@@ -149,7 +151,7 @@ def fake_server() -> Iterator[FakeServer]:
         yield state
     finally:
         server.should_exit = True
-        state.pull_stays, state.pieces = False, 0
+        state.pull_stays, state.is_slow, state.pieces = False, False, 0
         state.hold.set()
         with contextlib.suppress(RuntimeError):
             thread.join(5)

@@ -50,6 +50,8 @@ NOT_YET = "prometheus_client"
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
+PATH = "PYTHONPATH"
+ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
     *("PROMETHEUS_", *WAITING),
@@ -242,6 +244,7 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.path[:] = dict.fromkeys([*os.environ[PATH].split(os.pathsep), *sys.path])
     words = order["words"]
     if _module_of(words) in PARENTS:
         WarmPopen.source = forked()

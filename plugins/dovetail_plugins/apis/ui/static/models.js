@@ -26,9 +26,7 @@ export function makeModels(root, { changed, listed, wanted }) {
       );
       return;
     }
-    const names = [chosen?.id, wanted(), localStorage.getItem(CHOSEN)];
-    const first = models.find(({ state }) => state === "loaded") ?? models[0];
-    chosen = names.map(card).find(Boolean) ?? first ?? null;
+    chosen = pick();
     draw();
     changed(chosen);
   }
@@ -39,10 +37,17 @@ export function makeModels(root, { changed, listed, wanted }) {
     if (isFixed()) return models;
     take((await askJson("v1/models")).data);
     const before = chosen;
-    chosen = card(chosen?.id) ?? models[0] ?? null;
+    chosen = pick();
     if (document.activeElement !== list) draw();
     if (!isSame(before, chosen)) changed(chosen);
     return models;
+  }
+
+  /** Return the chosen model's card; of a model that is gone, that of the next best. */
+  function pick() {
+    const names = [chosen?.id, wanted(), localStorage.getItem(CHOSEN)];
+    const loaded = models.find(({ state }) => state === "loaded");
+    return names.map(card).find(Boolean) ?? loaded ?? models[0] ?? null;
   }
 
   function take(cards) {

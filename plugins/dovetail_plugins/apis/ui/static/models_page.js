@@ -216,10 +216,13 @@ class ModelsPage {
   }
 }
 
-/** Return whether an error says that the server does not do such a thing, for whatever model. */
+/** Return whether an error says that the server does not do such a thing, for whatever model: such an
+ * error does not name the model. */
 function isNotOffered({ status, code, message }, name) {
-  if (status === 404) return code !== "model_not_found" && !message.includes(name);
-  return [403, 405, 501].includes(status) || code === "not_supported";
+  const isNamed = [`"${name}"`, `'${name}'`].some((one) => message.includes(one))
+    || (name.includes("/") && message.includes(name));
+  if (code === "model_not_found" || isNamed) return false;
+  return [403, 404, 405, 501].includes(status) || code === "not_supported";
 }
 
 /** Return a model's row: its node, and draw(card, whether it is chosen). */
