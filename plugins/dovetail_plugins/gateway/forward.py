@@ -30,7 +30,12 @@ from dovetail_plugins.gateway.keep_alive import PATHS as KEEP_ALIVE_PATHS
 from dovetail_plugins.gateway.keep_alive import keep_alive_s
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.progress import LINES, LoadProgress
-from dovetail_plugins.gateway.routing import OLLAMA_LINES, Asked, asked_of, stream_of
+from dovetail_plugins.gateway.routing import (
+    OLLAMA_LINES,
+    RequestFields,
+    request_fields_of,
+    stream_of,
+)
 from dovetail_plugins.gateway.server import Server
 from dovetail_plugins.http_client.response import Header, StreamedResponse
 
@@ -79,7 +84,7 @@ class Forward:
         if self._is_draining():
             raise Overloaded("the server is shutting down.")
         body = await Request(scope, receive).body()
-        asked = asked_of(scope, body)
+        fields = request_fields_of(scope, body)
         has_started = False
 
         async def note(message: Message) -> None:
@@ -88,7 +93,7 @@ class Forward:
             await send(message)
 
         disconnected = asyncio.ensure_future(_disconnected(receive))
-        work = asyncio.ensure_future(self._answer(scope, body, asked, note))
+        work = asyncio.ensure_future(self._answer(scope, body, fields, note))
         try:
             await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -100,31 +105,31 @@ class Forward:
             work.cancel()
             await asyncio.gather(disconnected, work, return_exceptions=True)
 
-    async def _answer(self, scope: Scope, body: bytes, asked: Asked, send: Send) -> None:
-        model = await self._fleet.find(asked.model)
+    async def _answer(self, scope: Scope, body: bytes, fields: RequestFields, send: Send) -> None:
+        model = await self._fleet.find(fields.model)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in KEEP_ALIVE_PATHS:
-            model.keep_alive_s = keep_alive_s(asked.keep_alive)
-            if asked.keep_alive is not None and model.keep_alive_s == 0 and asked.is_empty:
-                await self._unload(model, asked, path, scope, send)
+            model.keep_alive_s = keep_alive_s(fields.keep_alive)
+            if fields.keep_alive is not None and model.keep_alive_s == 0 and fields.is_empty:
+                await self._unload(model, fields, path, scope, send)
                 return
         models = [model]
-        if asked.model is None and not body:
+        if fields.model is None and not body:
             # An object id belongs to the model that created it, which is one of the loaded ones.
             models += [one for one in self._fleet.models[1:] if one.state is ModelState.LOADED]
-        progress = LoadProgress(stream_of(path, asked), path, asked.model or model.name, send)
+        progress = LoadProgress(stream_of(path, fields), path, fields.model or model.name, send)
         for model in models:
             if await self._tried(model, scope, body, send, progress, is_last=model is models[-1]):
                 return
 
     async def _unload(
-        self, model: GatewayModel, asked: Asked, path: str, scope: Scope, send: Send
+        self, model: GatewayModel, fields: RequestFields, path: str, scope: Scope, send: Send
     ) -> None:
         """Unload a model once its requests have ended, and answer as Ollama does."""
         self._fleet.let_go(model)
         shape = as_message if path == "/api/chat" else as_response
         said = answer_fields(
-            asked.model or model.name, shape(empty_delta()), {"done_reason": "unload"}
+            fields.model or model.name, shape(empty_delta()), {"done_reason": "unload"}
         )
         await Response(encoded(said), media_type="application/json")(scope, _never, send)
 

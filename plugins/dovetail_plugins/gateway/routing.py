@@ -19,7 +19,7 @@ OLLAMA_LINES = ("/api/chat", "/api/generate")
 """Ollama's paths that stream unless the body says otherwise."""
 
 
-class Asked(msgspec.Struct):
+class RequestFields(msgspec.Struct):
     """A JSON body, reduced to the fields read here. Each may be of any type: the model's server
     reports what is wrong with the others."""
 
@@ -37,36 +37,36 @@ class Asked(msgspec.Struct):
         return not (self.prompt or self.messages or self.suffix or self.images)
 
 
-def asked_of(scope: Scope, body: bytes) -> Asked:
+def request_fields_of(scope: Scope, body: bytes) -> RequestFields:
     """Return what a request says of its model; a query parameter wins over the body.
 
     An invalid body counts as saying nothing: the first model's server then reports the fault.
     """
-    asked = _of_body(scope, body)
+    fields = _of_body(scope, body)
     values = parse_qs(scope["query_string"].decode("latin-1")).get(FIELD)
     if values:
-        asked.model = values[-1]
-    return asked
+        fields.model = values[-1]
+    return fields
 
 
-def stream_of(path: str, asked: Asked) -> str | None:
+def stream_of(path: str, fields: RequestFields) -> str | None:
     """Return the framing of a streamed answer: "events", or Ollama's "lines"; None: it is whole."""
     if path in OLLAMA_LINES:
-        return None if asked.stream is False else "lines"
-    return "events" if asked.stream is True else None
+        return None if fields.stream is False else "lines"
+    return "events" if fields.stream is True else None
 
 
-def _of_body(scope: Scope, body: bytes) -> Asked:
+def _of_body(scope: Scope, body: bytes) -> RequestFields:
     kind = Headers(scope=scope).get("content-type", "")
     if kind.startswith(FORM):
-        return Asked(model=_of_form(kind, body))
+        return RequestFields(model=_of_form(kind, body))
     if body.lstrip()[:1] != b"{":
-        return Asked()
+        return RequestFields()
     try:
-        asked: Asked = json_struct(body, Asked)
+        fields: RequestFields = json_struct(body, RequestFields)
     except InvalidJson:
-        return Asked()
-    return asked
+        return RequestFields()
+    return fields
 
 
 def _of_form(kind: str, body: bytes) -> str | None:

@@ -100,10 +100,8 @@ class AsyncEngine(EngineOperations):
         self.text_process = (
             TextProcess(spec, lambda: sum(self.load()) > 0) if spec.has_tokenizer else None
         )
-        structured_output = spec.run.structured_output if spec.has_tokenizer else None
-        self.constraint_compiler = (
-            ConstraintCompiler(structured_output) if structured_output is not None else None
-        )
+        output = spec.run.structured_output if spec.has_tokenizer else None
+        self.constraint_compiler = None if output is None else ConstraintCompiler(output)
 
     @classmethod
     async def start(
@@ -118,9 +116,9 @@ class AsyncEngine(EngineOperations):
         """Start engines, in child processes or one in a thread of this process, followed by those
         of `spec.elsewhere`, which are already starting.
 
-        `prepares`: the constraint compiler is started too, before a request needs it. `prepared`
-        gets the engine when it only waits for the processes: all but requests may be prepared.
-        Raises: ConfigError of an engine; EngineDead if one died while starting.
+        `prepares`: the constraint compiler is started too. `prepared` gets the engine when it only
+        waits for the processes: all but requests may be prepared. Raises: ConfigError of an engine;
+        EngineDead if one died while starting.
         """
         hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
@@ -159,16 +157,13 @@ class AsyncEngine(EngineOperations):
             for end in ends:
                 end.close()
             if isinstance(error, TimeoutError):
-                where = ", ".join(addresses)
-                raise EngineDead("the engine does not answer.", where=where) from None
+                raise EngineDead("it does not answer.", where=", ".join(addresses)) from None
             raise
         if engine.constraint_compiler is not None:
             engine.constraint_compiler.start()
         return engine
 
-    async def _connect(
-        self, process: int = 0, prepared: Callable[[AsyncEngine], None] | None = None
-    ) -> None:
+    async def _connect(self, process: int = 0, prepared: Callable[..., None] | None = None) -> None:
         """Connect to the engines, load the tokenizer, and wait until the engines are ready."""
         for connection in self._connections:
             connection.greet()
