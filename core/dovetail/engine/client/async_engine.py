@@ -145,9 +145,7 @@ class AsyncEngine(EngineOperations):
         cls, addresses: Sequence[str], spec: EngineSpec, *, process: int = 0
     ) -> AsyncEngine:
         """Return engines that another API process has started. `process` is this one's number.
-
-        Raises: EngineDead if one does not answer.
-        """
+        Raises: EngineDead if one does not answer."""
         ends = [client_end(address) for address in addresses]
         engine = cls(spec, [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)])
         try:
