@@ -20,7 +20,7 @@ from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_sp
 from support.serving import app_for, events_of, send
 
 ANSWER = "def add(a, b):\n    return a + b\n"
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "n_predict": 7,
     "temperature": 0.5,
     "top_k": 3,

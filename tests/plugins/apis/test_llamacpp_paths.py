@@ -266,8 +266,8 @@ def test_vectors(path: str, field: str) -> None:
         found = embedded(app, path, **{field: given})
         assert [one["index"] for one in found] == [0, 1]
         assert [one["embedding"] for one in found] == [[one["embedding"]] for one in ours]
-    for given in ("ab", [97, 98], ["a", 98], {"prompt_string": "ab"}):
-        (only,) = embedded(app, path, **{field: given})
+    for one in ("ab", [97, 98], ["a", 98], {"prompt_string": "ab"}):
+        (only,) = embedded(app, path, **{field: one})
         assert only["embedding"] == [ours[0]["embedding"]]
 
 

@@ -31,7 +31,7 @@ async def infill_prompt(text: ModelText, body: InfillRequest) -> Sequence[int]:
     before = await _ids(text, body.input_prefix)
     after = await text.threads.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
     begun = await _ids(text, body.prompt)
-    context = await _context(text, infill, body.input_extra or ())
+    context: Sequence[int] = await _context(text, infill, body.input_extra or ())
     start = infill.repository[:1]
     room = _room(text, body) - len(infill.prompt((), ())) - len(start) - len(begun)
     if room < LEAST_ROOM:
