@@ -20,6 +20,8 @@ from dovetail.server.endpoint import App, ServerOf, Step, problem, state_of
 from dovetail_plugins.apis.llamacpp.errors import error_body, not_supported
 from dovetail_plugins.apis.llamacpp.protocol import SlotRequest
 
+HIDDEN = frozenset({"stop", "grammar", "logit_bias", "dry_sequence_breakers"})
+"""Settings with words of a client's, which others do not see."""
 NO_SLOT = -1
 """The slot of a request that waits for one."""
 
@@ -107,7 +109,7 @@ def _slot(server: App, slot: int, use: SlotUse | None, *, is_busy: bool) -> dict
     n_predict = use.settings["n_predict"]
     return facts | {
         "id_task": use.task,
-        "params": use.settings,
+        "params": {name: use.settings[name] for name in use.settings if name not in HIDDEN},
         "next_token": {
             "has_next_token": True,
             "has_new_line": use.has_new_line,
