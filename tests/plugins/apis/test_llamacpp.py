@@ -287,8 +287,8 @@ def test_biases_of_other_shapes_are_refused(sent: Any) -> None:
 
 
 def test_a_text_of_digits_is_a_text_only_in_a_list() -> None:
-    assert biases_by_key([["12", 1]]) == {'"12"': 1}
-    assert biases_by_key({"12": 1, "a": 2}) == {"12": 1, '"a"': 2}
+    assert biases_by_key([["12", 1]]) == {"=12": 1}
+    assert biases_by_key({"12": 1, "a": 2}) == {"12": 1, "=a": 2}
 
 
 @pytest.mark.parametrize(

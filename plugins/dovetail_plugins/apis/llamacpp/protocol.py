@@ -6,8 +6,7 @@ in the tables of the kind `request_fields`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
@@ -17,6 +16,8 @@ from dovetail_plugins.apis._pool.fields import PoolFields
 
 NEVER = -100.0
 """The bias of a token that is never drawn."""
+TEXT_MARK = "="
+"""The start of a key that is a text, not a token id."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that leave the choice to the server."""
 MAX_EXTRAS = 1024
@@ -80,21 +81,22 @@ def _settled(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def biases_by_key(value: Any) -> dict[str, Any] | None:
-    """Return biases by token ids and by texts as JSON strings; None for another shape.
+    """Return biases by token ids and by texts with a mark; None for another shape.
 
     In a list of pairs a string is always a text; in an object one of digits is a token id.
     """
+    pairs: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
-        pairs = [(int(key) if key.isascii() and key.isdigit() else key, value[key])
-                 for key in value]  # fmt: skip
+        pairs = ((int(k) if k.isascii() and k.isdigit() else k, bias) for k, bias in value.items())
     elif isinstance(value, list) and all(_is_pair(one) for one in value):
-        pairs = [(one[0], one[1]) for one in value]
+        pairs = ((one[0], one[1]) for one in value)
     else:
         return None
-    return {
-        json.dumps(key): NEVER if bias is False else bias
-        for key, bias in pairs
-    }  # fmt: skip
+    return {_key(named): NEVER if bias is False else bias for named, bias in pairs}
+
+
+def _key(named: int | str) -> str:
+    return f"{TEXT_MARK}{named}" if isinstance(named, str) else str(named)
 
 
 def _is_pair(one: Any) -> bool:
