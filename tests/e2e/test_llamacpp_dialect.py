@@ -199,6 +199,7 @@ def test_pieces_join_to_the_text(client: httpx.Client) -> None:
     assert re.fullmatch(r"[\d, ]+", ", ".join(str(one["id"]) for one in tokens))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_client_of_langchain(client: httpx.Client) -> None:
     llms = pytest.importorskip("langchain_community.llms.llamafile")
     llm = llms.Llamafile(base_url=str(client.base_url), n_predict=16, temperature=0, seed=1)

@@ -19,18 +19,18 @@ class WithMarkers(FakeTokenizer):
         super().__init__(facts=FakeFacts(bos_token_id=bos))
         texts = [*layout.repository, *layout.ends]
         names = dict.fromkeys([layout.prefix, layout.suffix, layout.middle, *texts])
-        self.names = [name for name in names if name]
-        self._split = re.compile("(" + "|".join(map(re.escape, self.names)) + ")")
+        self.markers = [name for name in names if name]
+        self._split = re.compile("(" + "|".join(map(re.escape, self.markers)) + ")")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         bos = self.facts().bos_token_id
         ids = [bos] if add_special_tokens and bos is not None else []
         for part in self._split.split(text):
-            ids += [self.id_of(part)] if part in self.names else map(ord, part)
+            ids += [self.id_of(part)] if part in self.markers else map(ord, part)
         return ids
 
     def id_of(self, name: str) -> int:
-        return FIRST + self.names.index(name)
+        return FIRST + self.markers.index(name)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        return [self.names[i - FIRST] if i >= FIRST else chr(i) for i in token_ids]
+        return [self.markers[i - FIRST] if i >= FIRST else chr(i) for i in token_ids]

@@ -24,7 +24,7 @@ def honoured(body: BaseModel) -> list[str]:
 
 
 def is_wanted(body: BaseModel, field: str) -> bool:
-    """Return whether a body without these fields of its own sets one of them."""
+    """Return whether a body that does not declare these fields sets one of them to true."""
     return (body.model_extra or {}).get(field) is True
 
 

@@ -20,7 +20,7 @@ from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_sp
 from support.serving import app_for, events_of, send
 
 ANSWER = "def add(a, b):\n    return a + b\n"
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "n_predict": 7,
     "temperature": 0.5,
     "top_k": 3,
@@ -287,8 +287,8 @@ def test_biases_of_other_shapes_are_refused(sent: Any) -> None:
 
 
 def test_a_text_of_digits_is_a_text_only_in_a_list() -> None:
-    assert biases_by_key([["12", 1]]) == {'"12"': 1}
-    assert biases_by_key({"12": 1, "a": 2}) == {"12": 1, '"a"': 2}
+    assert biases_by_key([["12", 1]]) == {"=12": 1}
+    assert biases_by_key({"12": 1, "a": 2}) == {"12": 1, "=a": 2}
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_lines_with_too_little_indentation_end_an_answer(seed: int) -> None:
 
 
 def test_blanks_are_held_until_their_line_is_known() -> None:
-    text = IndentedText(num_least=2)
+    text = IndentedText(min_indent=2)
     assert [text.feed(one) for one in ("  a\n", " ", " ", "b", "\n ")] == [
         "  a\n", "", "", "  b", "\n",
     ]  # fmt: skip
@@ -479,3 +479,13 @@ def test_a_schema_or_a_grammar_needs_a_backend() -> None:
     app, _ = app_for()
     for name, value in {"grammar": 'root ::= "a"', "json_schema": {}}.items():
         assert name in refused(app, **{name: value})["message"]
+
+
+@pytest.mark.parametrize("sent", [[[-5, 1]], [[1 << 40, 1]], {"99999999999": 1}, [["", 1]]])
+def test_biases_of_tokens_that_do_not_exist(sent: Any) -> None:
+    app, engine = app_for()
+    answer = ask(app, logit_bias=sent)
+    if answer.status_code == 200:  # an empty text has no tokens
+        assert sent == [["", 1]] and params_of(engine).logit_bias == {}
+    else:
+        assert "logit_bias" in answer.json()["error"]["message"]

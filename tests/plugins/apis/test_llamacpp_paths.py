@@ -213,7 +213,7 @@ def test_slots_show_what_runs() -> None:
     async def main() -> tuple[Any, Any, int]:
         async with client_of(app) as client:
             idle = (await client.get("/slots")).json()
-            body = {"prompt": "hi", "n_predict": 20, "temperature": 0.5}
+            body = {"prompt": "hi", "n_predict": 20, "temperature": 0.5, "stop": ["secret"]}
             work = asyncio.create_task(client.post("/completion", json=body))
             while not engine.running:
                 await asyncio.sleep(0.01)
@@ -229,6 +229,7 @@ def test_slots_show_what_runs() -> None:
     assert [(one["id"], one["is_processing"]) for one in idle] == [(0, False), (1, False)]
     assert [one["is_processing"] for one in busy] == [True, True] and full == 503
     assert busy[0]["params"]["temperature"] == 0.5 and "params" not in busy[1]
+    assert "secret" not in str(busy)
     assert busy[0]["next_token"]["n_decoded"] == len("Hello, world")
     assert busy[0]["next_token"]["n_remain"] == 20 - len("Hello, world")
 
@@ -266,8 +267,8 @@ def test_vectors(path: str, field: str) -> None:
         found = embedded(app, path, **{field: given})
         assert [one["index"] for one in found] == [0, 1]
         assert [one["embedding"] for one in found] == [[one["embedding"]] for one in ours]
-    for given in ("ab", [97, 98], ["a", 98], {"prompt_string": "ab"}):
-        (only,) = embedded(app, path, **{field: given})
+    for one in ("ab", [97, 98], ["a", 98], {"prompt_string": "ab"}):
+        (only,) = embedded(app, path, **{field: one})
         assert only["embedding"] == [ours[0]["embedding"]]
 
 

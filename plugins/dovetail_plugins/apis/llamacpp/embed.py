@@ -54,10 +54,10 @@ async def embed(body: LlamaEmbedRequest, request: Request, server: ServerOf) -> 
     return raw_reply(found, ignored)
 
 
-async def _prompts(text: ModelText, given: Any, field: str) -> list[Any]:
+async def _prompts(text: ModelText, value: Any, field: str) -> list[Any]:
     """Return texts as they are, and lists of ids and texts as ids. Raises: RequestError"""
     prompts: list[Any] = []
-    for sent in sent_prompts(given, field):
+    for sent in sent_prompts(value, field):
         if sent.media:
             raise not_supported("vectors of media are not made on this path.", where=sent.where)
         first, is_text = sent.pieces[0], len(sent.pieces) == 1 and isinstance(sent.pieces[0], str)

@@ -16,7 +16,7 @@ from dovetail_plugins.apis.llamacpp.protocol import ExtraFile, InfillRequest
 
 PROJECT, FILE, PIECE = "myproject\n", "filename\n", "tmp"
 """The names in a prompt: of the project, of the file that is edited, and of a piece without one."""
-LEAST_ROOM = 16
+MIN_ROOM = 16
 SUFFIX_SHARE = 4
 """One part of so many is the suffix's if both are too long."""
 
@@ -30,18 +30,18 @@ async def infill_prompt(text: ModelText, body: InfillRequest) -> Sequence[int]:
     infill = infill_of(tokenizer)
     before = await _ids(text, body.input_prefix)
     after = await text.threads.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
-    begun = await _ids(text, body.prompt)
-    context = await _context(text, infill, body.input_extra or ())
+    middle = await _ids(text, body.prompt)
+    context: Sequence[int] = await _context(text, infill, body.input_extra or ())
     start = infill.repository[:1]
-    room = _room(text, body) - len(infill.prompt((), ())) - len(start) - len(begun)
-    if room < LEAST_ROOM:
+    room = _room(text, body) - len(infill.prompt((), ())) - len(start) - len(middle)
+    if room < MIN_ROOM:
         raise RequestError("leaves no room for prefix and suffix.", where="n_predict")
     num_after = min(len(after), max(room // SUFFIX_SHARE, room - len(before)))
     num_before = min(len(before), room - num_after)
     whole = infill.prompt(_last(before, num_before), after[:num_after])
     context = _last(context, room - num_before - num_after)
     num_head = len(infill.head)
-    return [*whole[:num_head], *start, *context, *whole[num_head:], *begun]
+    return [*whole[:num_head], *start, *context, *whole[num_head:], *middle]
 
 
 def _last(ids: Sequence[int], num: int) -> Sequence[int]:
@@ -55,8 +55,8 @@ async def _ids(text: ModelText, words: str) -> Sequence[int]:
 def _room(text: ModelText, body: InfillRequest) -> int:
     """Return how many tokens a prompt may have, so that the answer has room."""
     limit = text.engine.spec.run.max_model_tokens
-    wanted = body.max_tokens if body.max_tokens and body.max_tokens > 0 else limit // 4
-    return limit - min(wanted, limit // 2)
+    max_tokens = body.max_tokens if body.max_tokens and body.max_tokens > 0 else limit // 4
+    return limit - min(max_tokens, limit // 2)
 
 
 async def _context(text: ModelText, infill: Infill, extras: Sequence[ExtraFile]) -> list[int]:

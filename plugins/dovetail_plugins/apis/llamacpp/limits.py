@@ -20,10 +20,10 @@ _INDENTS = " \t"
 @dataclass(slots=True, kw_only=True)
 class IndentedText:
     """Text that ends before the first line, other than its own first one, with fewer than
-    `num_least` blanks at its start. The blanks at the start of a line are held until the line is
+    `min_indent` blanks at its start. The blanks at the start of a line are held until the line is
     known to stay."""
 
-    num_least: int
+    min_indent: int
     held: str = ""
     has_line: bool = False
     is_over: bool = False
@@ -31,9 +31,9 @@ class IndentedText:
 
     def feed(self, text: str) -> str:
         """Return the text that stays. Mutates: self"""
-        kept: list[str] = []
+        pieces: list[str] = []
         for char in text:
-            is_short = self._starts_line and len(self.held) < self.num_least
+            is_short = self._starts_line and len(self.held) < self.min_indent
             if is_short and char in _INDENTS:
                 self.held += char
                 continue
@@ -41,10 +41,10 @@ class IndentedText:
                 self.is_over = True
                 self.held = ""
                 break
-            kept.append(self.rest() + char)
+            pieces.append(self.rest() + char)
             self._starts_line = char == "\n"
             self.has_line |= self._starts_line
-        return "".join(kept)
+        return "".join(pieces)
 
     def rest(self) -> str:
         """Return the blanks that are held. Mutates: self"""
@@ -53,23 +53,23 @@ class IndentedText:
 
 
 async def limited(
-    steps: AsyncGenerator[Step, None], *, num_least: int, max_ms: float
+    steps: AsyncGenerator[Step, None], *, min_indent: int, max_ms: float
 ) -> AsyncGenerator[Step, None]:
     """Yield the steps of one answer until a limit ends it; closing this closes them.
 
-    `num_least`: blanks at the start of each line but the first. `max_ms` (0 or less: none): how
+    `min_indent`: blanks at the start of each line but the first. `max_ms` (0 or less: none): how
     long after the first token the answer may take, once it has a line end.
     """
-    text, first_s = IndentedText(num_least=num_least), 0.0
+    text, first_s = IndentedText(min_indent=min_indent), 0.0
     async with aclosing(steps):
         async for step in steps:
             first_s = first_s or time.monotonic()
-            kept = text.feed(step.text)
+            new_text = text.feed(step.text)
             is_late = 0 < max_ms < 1e3 * (time.monotonic() - first_s) and text.has_line
             is_last = step.finish_reason is not None
             if is_last or is_late:
-                kept += text.rest()
+                new_text += text.rest()
             if text.is_over or (is_late and not is_last):
-                yield replace(step, text=kept, finish_reason=LIMIT, stop_reason=None)
+                yield replace(step, text=new_text, finish_reason=LIMIT, stop_reason=None)
                 return
-            yield replace(step, text=kept)
+            yield replace(step, text=new_text)

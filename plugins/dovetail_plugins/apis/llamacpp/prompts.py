@@ -35,31 +35,31 @@ class SentPrompt:
     media: tuple[str, ...] = ()
 
 
-def sent_prompts(given: Any, where: str = "prompt") -> list[SentPrompt]:
+def sent_prompts(value: Any, where: str = "prompt") -> list[SentPrompt]:
     """Return the prompts of a field. Raises: RequestError"""
-    if given is None:
+    if value is None:
         raise RequestError(
             "is missing.", where=where, fix="send text, token ids, or a list of either."
         )
-    if not isinstance(given, list) or any(_is_id(one) for one in given):
-        return [_one(given, where)]
-    if not given:
+    if not isinstance(value, list) or any(_is_id(one) for one in value):
+        return [_one(value, where)]
+    if not value:
         raise RequestError("must not be empty.", where=where)
-    if len(given) > MAX_PROMPTS:
+    if len(value) > MAX_PROMPTS:
         raise RequestError(f"has more than {MAX_PROMPTS} prompts.", where=where)
-    return [_one(one, f"{where}[{number}]") for number, one in enumerate(given)]
+    return [_one(one, f"{where}[{number}]") for number, one in enumerate(value)]
 
 
-def _one(given: Any, where: str) -> SentPrompt:
-    if isinstance(given, str):
-        return SentPrompt(where=where, pieces=(given,))
-    if isinstance(given, list) and given and all(_is_id(one) or _is_text(one) for one in given):
-        return SentPrompt(where=where, pieces=tuple(given))
-    if isinstance(given, dict) and isinstance(given.get(TEXT), str):
-        media = given.get(MEDIA) or []
+def _one(value: Any, where: str) -> SentPrompt:
+    if isinstance(value, str):
+        return SentPrompt(where=where, pieces=(value,))
+    if isinstance(value, list) and value and all(_is_id(one) or _is_text(one) for one in value):
+        return SentPrompt(where=where, pieces=tuple(value))
+    if isinstance(value, dict) and isinstance(value.get(TEXT), str):
+        media = value.get(MEDIA) or []
         if isinstance(media, list) and all(isinstance(one, str) for one in media):
-            _check_markers(given[TEXT], len(media), where)
-            return SentPrompt(where=where, pieces=(given[TEXT],), media=tuple(media))
+            _check_markers(value[TEXT], len(media), where)
+            return SentPrompt(where=where, pieces=(value[TEXT],), media=tuple(media))
     raise RequestError(
         f"should be text, token ids, a list that mixes them, or an object with {TEXT} and, in "
         f"base64, {MEDIA}.",

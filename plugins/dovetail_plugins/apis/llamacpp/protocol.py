@@ -6,8 +6,7 @@ in the tables of the kind `request_fields`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
@@ -17,13 +16,15 @@ from dovetail_plugins.apis._pool.fields import PoolFields
 
 NEVER = -100.0
 """The bias of a token that is never drawn."""
+TEXT_MARK = "="
+"""The start of a key that is a text, not a token id."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that leave the choice to the server."""
 MAX_EXTRAS = 1024
 MAX_LORAS = 64
 MAX_FIELDS = 256
 MAX_INDENT = 1 << 16
-LEAST_P = 1e-6
+MIN_TOP_P = 1e-6
 """The `top_p` that leaves only the most likely token."""
 Milliseconds = Annotated[float, Field(ge=-1, le=1e9)]
 FieldPath = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
@@ -59,42 +60,43 @@ class ContinueRequest(SamplingFields):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_bounds(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+    def _in_bounds(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         """Convert values that llama.cpp takes and `SamplingFields` does not."""
-        return read({**given, **dict(_settled(given))} if isinstance(given, dict) else given)
+        return read({**value, **dict(_settled(value))} if isinstance(value, dict) else value)
 
 
-def _settled(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _settled(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield fields with other values: a negative temperature is greedy, like `top_p` 0."""
-    if _is_number(given.get("temperature")) and given["temperature"] < 0:
+    if _is_number(value.get("temperature")) and value["temperature"] < 0:
         yield "temperature", 0.0
-    if _is_number(given.get("top_p")) and given["top_p"] <= 0:
-        yield "top_p", LEAST_P
-    if given.get("seed") in RANDOM_SEEDS:
+    if _is_number(value.get("top_p")) and value["top_p"] <= 0:
+        yield "top_p", MIN_TOP_P
+    if value.get("seed") in RANDOM_SEEDS:
         yield "seed", None
-    if isinstance(given.get("stop"), list):
-        yield "stop", [one for one in given["stop"] if one != ""]
-    biases = biases_by_key(given.get("logit_bias"))
+    if isinstance(value.get("stop"), list):
+        yield "stop", [one for one in value["stop"] if one != ""]
+    biases = biases_by_key(value.get("logit_bias"))
     if biases is not None:
         yield "logit_bias", biases
 
 
-def biases_by_key(given: Any) -> dict[str, Any] | None:
-    """Return biases by token ids and by texts as JSON strings; None for another shape.
+def biases_by_key(value: Any) -> dict[str, Any] | None:
+    """Return biases by token ids and by texts with a mark; None for another shape.
 
     In a list of pairs a string is always a text; in an object one of digits is a token id.
     """
-    if isinstance(given, dict):
-        pairs = [(int(key) if key.isascii() and key.isdigit() else key, given[key])
-                 for key in given]  # fmt: skip
-    elif isinstance(given, list) and all(_is_pair(one) for one in given):
-        pairs = [(one[0], one[1]) for one in given]
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        pairs = ((int(k) if k.isascii() and k.isdigit() else k, bias) for k, bias in value.items())
+    elif isinstance(value, list) and all(_is_pair(one) for one in value):
+        pairs = ((one[0], one[1]) for one in value)
     else:
         return None
-    return {
-        json.dumps(key): NEVER if bias is False else bias
-        for key, bias in pairs
-    }  # fmt: skip
+    return {_key(named): NEVER if bias is False else bias for named, bias in pairs}
+
+
+def _key(named: int | str) -> str:
+    return f"{TEXT_MARK}{named}" if isinstance(named, str) else str(named)
 
 
 def _is_pair(one: Any) -> bool:

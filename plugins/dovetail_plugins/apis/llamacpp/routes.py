@@ -161,7 +161,7 @@ def _steps(
     is_limited = _is_limited(body)
     steps = generation.steps(server, is_whole=not body.stream and not is_limited)
     if is_limited:
-        steps = limited(steps, num_least=body.n_indent, max_ms=body.t_max_predict_ms)
+        steps = limited(steps, min_indent=body.n_indent, max_ms=body.t_max_predict_ms)
     return use.watched(steps)
 
 

@@ -6,14 +6,13 @@ Source: the API page of llama.cpp's server, /completion.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.server.endpoint import App, ModelText
-from dovetail_plugins.apis.llamacpp.protocol import ContinueRequest, LoraScale
+from dovetail_plugins.apis.llamacpp.protocol import TEXT_MARK, ContinueRequest, LoraScale
 
 Request = TypeVar("Request", bound=ContinueRequest)
 NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -97,11 +96,11 @@ async def biases_of(text: ModelText, body: ContinueRequest) -> dict[int, float]:
     """Return the biases by token id; a text biases each of its tokens. Raises: RequestError"""
     found: dict[int, float] = {}
     for key, bias in (body.logit_bias or {}).items():
-        named = json.loads(key)
-        ids: Sequence[int] = (named,)
-        if isinstance(named, str):
-            text.check_text("logit_bias")
-            ids = await text.tokenize(named, add_special_tokens=False)
+        if not key.startswith(TEXT_MARK):
+            found[int(key)] = bias
+            continue
+        text.check_text("logit_bias")
+        ids = await text.tokenize(key.removeprefix(TEXT_MARK), add_special_tokens=False)
         found |= dict.fromkeys(ids, bias)
     return found
 

@@ -1,7 +1,7 @@
 """GET /slots and POST /slots/{id}: the requests that run, and why their prompts are not saved.
 
-A slot here is one of the sequences that run at the same time; it has no memory of its own, because
-all requests share one cache of prefixes. Source: the API page of llama.cpp's server.
+A slot here is one of the sequences that run at the same time, without its own memory: all requests
+share one cache of prefixes. Source: the API page of llama.cpp's server.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dovetail.server.endpoint import App, ServerOf, Step, problem, state_of
 from dovetail_plugins.apis.llamacpp.errors import error_body, not_supported
 from dovetail_plugins.apis.llamacpp.protocol import SlotRequest
 
+HIDDEN = frozenset({"stop", "grammar", "logit_bias", "dry_sequence_breakers"})
+"""Settings with words of a client's, which others do not see."""
 NO_SLOT = -1
 """The slot of a request that waits for one."""
 
@@ -61,12 +63,12 @@ class Slots:
             SlotUse(slot=slot, task=next(self._tasks), settings=settings)
             for slot in itertools.islice(itertools.chain(free, itertools.repeat(NO_SLOT)), num)
         ]
-        held = {use.slot: use for use in uses if use.slot != NO_SLOT}
-        self.running |= held
+        by_slot = {use.slot: use for use in uses if use.slot != NO_SLOT}
+        self.running |= by_slot
         try:
             yield uses
         finally:
-            for slot in held:
+            for slot in by_slot:
                 del self.running[slot]
 
 
@@ -107,7 +109,7 @@ def _slot(server: App, slot: int, use: SlotUse | None, *, is_busy: bool) -> dict
     n_predict = use.settings["n_predict"]
     return facts | {
         "id_task": use.task,
-        "params": use.settings,
+        "params": {name: use.settings[name] for name in use.settings if name not in HIDDEN},
         "next_token": {
             "has_next_token": True,
             "has_new_line": use.has_new_line,
@@ -133,13 +135,13 @@ ACTIONS = {
 async def change_slot(
     id_slot: int, server: ServerOf, action: str = "", body: SlotRequest | None = None
 ) -> None:
-    """Refuse to save, restore or erase the cache of one slot, which has none of its own."""
+    """Refuse to save, restore or erase the cache of one slot, which does not have its own."""
     if not 0 <= id_slot < server.engine.spec.total_rows:
         raise RequestError(f"there is no slot {id_slot}.", where="id_slot")
     if action not in ACTIONS:
         raise RequestError(f"must be {', '.join(ACTIONS)}.", where="action")
     raise not_supported(
-        "a slot has no cache of its own: all requests share the prefixes that are cached.",
+        "a slot does not have its own cache: all requests share the prefixes that are cached.",
         where=f"action={action}",
         fix=ACTIONS[action],
     )
