@@ -48,6 +48,7 @@ SHARED = set(
         "joining",
         "layers",
         "media_processors",
+        "modelfile",
         "quantize",
         "published",
         "ranks",
