@@ -29,7 +29,8 @@ safetensors, and GGUF files as they are.
 [several models](../how_to/several_models.md), loaded on demand |
 | a name such as `qwen3:0.6b` | an id of the hub (`Qwen/Qwen3-0.6B`), a folder or a GGUF file |
 | the tag says the quantization (`q4_K_M`) | the GGUF file's own, or `--quantization int4` |
-| a Modelfile | flags, or a YAML file: `dovetail serve --config settings.yaml` |
+| a Modelfile | `dovetail modelfile FILE > settings.yaml`, \
+`dovetail serve --config settings.yaml`: [Modelfiles and templates](../how_to/use_modelfiles.md) |
 | port 11434 | port 8000; `--port 11434` for clients that cannot be told |
 | 4096 tokens of context unless told | as many as model and memory allow; `--max-model-len` |
 
@@ -47,7 +48,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "show": "`dovetail inspect MODEL`",
         "stop": "`dovetail stop`, which ends a server; what runs is finished first",
         "cp": "another name for the same model: `--served-model-name`",
-        "create": "settings: a YAML file for `--config`; weights: `dovetail quantize` and "
+        "create": "settings: `dovetail modelfile`; weights: `dovetail quantize` and "
         "`dovetail convert`",
         "push": "not here: models are published with the hub's own tools",
         "signin": "not here: a token for gated models is given with `--hf-token`",
@@ -91,13 +92,15 @@ INSTEAD: dict[str, dict[str, str]] = {
         "low_vram": "for all requests: `--gpu-memory-utilization`",
     },
     "instructions": {
-        "FROM": "the MODEL of `dovetail serve`",
+        "FROM": "the MODEL of `dovetail serve`; a second one: `--mmproj`",
         "PARAMETER": "defaults of requests: `--override-generation-config`; the rest as above",
-        "TEMPLATE": "`--chat-template`, a Jinja file; the checkpoint's own is the default",
-        "SYSTEM": "a message of the system in the request, or in the template",
+        "TEMPLATE": "`--chat-template`, in Go's language or in Jinja; the checkpoint's own is the "
+        "default",
+        "SYSTEM": "`--plugin-options`: the option system of the renderer",
         "ADAPTER": "`--lora-modules` with `--enable-lora`; its name there is a model to clients",
-        "LICENSE": "absent: it stays in the checkpoint's folder",
-        "MESSAGE": "messages of the request",
+        "LICENSE": "absent: it stays in the checkpoint's folder, and `/api/show` returns it",
+        "MESSAGE": "`--plugin-options`: the option messages of the renderer",
+        "REQUIRES": "absent: versions of dovetail are others",
     },
     "variables": {
         "OLLAMA_HOST": "`--host` and `--port`",

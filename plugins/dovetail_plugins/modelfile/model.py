@@ -6,7 +6,8 @@ docs/api.md there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,21 +76,47 @@ def parameter(name: str, value: Any, where: str) -> Any:
         raise ConfigError(
             f'there is no parameter "{name}".', where=where, fix=f"use some of {', '.join(KINDS)}."
         )
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is bool and (isinstance(value, bool) or str(value).lower() in _BOOLEANS):
-        return value if isinstance(value, bool) else _BOOLEANS[str(value).lower()]
-    if kind in (int, float) and isinstance(value, str | int | float) and value is not True:
-        try:
-            number = float(value)
-            if kind is float or number.is_integer():
-                return kind(value) if isinstance(value, str) and kind is int else kind(number)
-        except (ValueError, OverflowError):
-            pass
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    raise ConfigError(
-        f"{value!r} is not a value of {name}.", where=where, fix=f"write {words[kind]}."
-    )
+    reader, words = _READERS[kind]
+    found = reader(value)
+    if found is None:
+        raise ConfigError(
+            f"{value!r} is not a value of {name}.", where=where, fix=f"write {words}."
+        )
+    return found
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    if number is None or not number.is_integer():
+        return None
+    digits = str(value).lstrip("+-")
+    return int(value) if digits.isdecimal() else int(number)
+
+
+def _boolean(value: Any) -> bool | None:
+    return _BOOLEANS.get(str(value).lower())
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_READERS: Mapping[type, tuple[Callable[[Any], Any], str]] = {
+    int: (_whole, "a whole number"),
+    float: (_number, "a number"),
+    bool: (_boolean, "true or false"),
+    str: (_text, "a text"),
+}
 
 
 def example(role: str, content: str, where: str) -> ExampleMessage:

@@ -204,6 +204,14 @@ def test_show_has_the_settings_as_a_modelfile(tmp_path: Path) -> None:
     assert whole["model_info"]["tokenizer.ggml.tokens"][97] == "a"
 
 
+def test_a_request_replaces_the_default_stop_texts() -> None:
+    app, engine = app_for(engine=engine_of(default_sampling={"stop": ["a"], "seed": 3}))
+    generate(app, prompt="hi")
+    assert (*engine.asked[-1][1].stop, engine.asked[-1][1].seed) == ("a", 3)
+    generate(app, prompt="hi", options={"stop": ["b"], "seed": 4})
+    assert (*engine.asked[-1][1].stop, engine.asked[-1][1].seed) == ("b", 4)
+
+
 def test_show_has_the_default_messages() -> None:
     from dovetail.config.sections.frontend import FrontendConfig
 

@@ -37,7 +37,9 @@ async def prepare_continuation(
     """Return the request ready for the engine. Raises: RequestError in the client's field names"""
     with in_words_of(GENERATE.field_names):
         chat = chat_of_prompt(body)
-        for name in ("think", "system", "template"):
+        if body.template:
+            raise RequestError("has no .Suffix, a place for what follows.", where="template")
+        for name in ("think", "system"):
             if getattr(body, name):
                 raise RequestError("needs a template, which raw and suffix leave out.", where=name)
         text, model = await server.text_for(model)

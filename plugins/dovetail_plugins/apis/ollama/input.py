@@ -24,6 +24,7 @@ FORMAT_NAMES = {
     "response_format": "format",
     "reasoning_effort": "think",
 }
+LEVELS = ("low", "medium", "high", "max")
 CHAT_NAMES = {**options.NAMES, **FORMAT_NAMES}
 """Chat's field names -> their different names in /api/chat."""
 GENERATE_NAMES = {
@@ -91,12 +92,23 @@ def _shared(body: OllamaRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {"model": body.model, **options.sampling_of(body.options)}
     fields |= _format(body.format)
     if isinstance(body.think, str) and body.think:
-        fields["reasoning_effort"] = body.think
+        fields["reasoning_effort"] = _level(body.think)
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     return fields
+
+
+def _level(think: str) -> str:
+    """Return how hard to think. Raises: RequestError for a level that Ollama does not have"""
+    if think not in LEVELS:
+        raise RequestError(
+            f'"{think[:64]}" is not a level.',
+            where="think",
+            fix=f"write true, false or one of {', '.join(LEVELS)}.",
+        )
+    return think
 
 
 def _format(wanted: str | dict[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/api/generate with a `template` of its own.
+"""/api/generate with its own `template`.
 
 One in Go's language needs no permission: it is bounded, it reaches nothing but the conversation,
 and it can write nothing that `raw` could not. One in Jinja needs the server's flag.
