@@ -11,8 +11,10 @@ import pytest
 import torch
 from plugins.packed_weights.test_faults import KEY, products
 
+from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.errors import DovetailError
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.cpu.program import NotRecordable, Pool, record
@@ -236,3 +238,24 @@ def test_a_place_is_read_and_released(
     assert torch.equal(products(entry.layers), expected)
     file.close()
     file.close()
+
+
+def test_an_engine_whose_weights_change_says_so(tmp_path: Path, machine: Machine) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", "Qwen3MoeForCausalLM", **SIZES, **EXPERTS)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    fields: dict[str, Any] = {"model": str(path), "skip_tokenizer_init": True, "max_model_len": 64}
+    with LLM(**fields, weight_cache=False) as llm:
+        expected = [one.outputs[0].token_ids for one in llm.generate(prompts, greedy)]
+    machine.free_bytes = 0
+    with LLM(**fields) as llm:
+        follower = machine.followers[-1]
+        machine.free_bytes = 2 * follower._dense_bytes + 1_500_000
+        found = [one.outputs[0].token_ids for one in llm.generate(prompts, greedy)]
+        assert found == expected
+        assert 0 < follower.counts.resident < follower.counts.chosen
+        entry = entries(cache_folder())[0].path
+        _cut(entry, entry.stat())
+        with pytest.raises(DovetailError, match="were changed while") as caught:
+            llm.generate(prompts, greedy)
+        assert str(entry) in str(caught.value)
