@@ -25,7 +25,7 @@ from dovetail.config.rules.machine.platform import available_bytes, memory_limit
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.packed_weights.bounds import EXPERTS_SHARE, NUM_READERS, margin_bytes
 from dovetail_plugins.packed_weights.entry_file import Place
-from dovetail_plugins.packed_weights.owners import owners
+from dovetail_plugins.packed_weights.owners import drop_buffers, owners
 from dovetail_plugins.packed_weights.residency import Residency
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class FromDisk:
     def __init__(self, residency: Residency, places: Sequence[Place], num_ranks: int) -> None:
         """`num_ranks`: ranks on this machine, which share its free memory."""
         self._residency, self._num_ranks = residency, num_ranks
-        self._places = [place for place in places if place.has_own_pages]
+        self._places = places
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights-from-disk")
         self._units: list[Unit] = []
         self._outside = self._new_unit(is_dense=True)
@@ -81,7 +81,8 @@ class FromDisk:
 
     def attach(self, model: nn.Module) -> None:
         """Follow a model that was loaded. Mutates: the model's hooks"""
-        for place, owner in owners(model, self._places):
+        movable = [place for place in self._places if place.has_own_pages]
+        for place, owner in owners(model, movable):
             if owner.slot is not None:
                 self._expert(owner.module, owner.slot).places.append(place)
             elif owner.block is not None:
@@ -93,6 +94,7 @@ class FromDisk:
                 self._residency.expect_single_pages(place)
             else:
                 self._outside.places.append(place)
+        drop_buffers(model, self._places)
         self._scores = np.zeros(len(self._units))
         self._may_go = np.zeros(len(self._units), dtype=bool)
         dense = [unit.num_bytes for row in self._lists.values() for unit in row.values()]
