@@ -134,7 +134,7 @@ def run(args: argparse.Namespace, model: Path, name: str, group: Group | None) -
     command = [
         sys.executable, str(Path(__file__).resolve()), "--serve", name, str(model),
         "--tokenizer", str(ROOT / "core/dovetail/demo_model"), "--max-model-len", "512",
-        "--num-threads", str(args.threads), "--kv-cache-memory-bytes", str(16 << 20),
+        "--num-threads", str(args.threads), "--kv-cache-memory-bytes", str(96 << 20),
         "--max-num-seqs", "1", "--max-num-batched-tokens", "64", "--port",
     ]  # fmt: skip
     environment = os.environ | {"XDG_CACHE_HOME": str(args.folder / "cache"), REPORT: str(report)}
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace, model: Path, name: str, group: Group | None) -
             url = f"http://127.0.0.1:{port}"
             await_ready(url, server, args.folder / "log.txt")
             family = psutil.Process(server.pid)
-            ask(url, WARM_TOKENS, seed=1)
+            ask(url, min(WARM_TOKENS, args.tokens), seed=1)
             before, taken = counts(report, family), time.perf_counter()
             digest = ask(url, args.tokens, seed=2)
             taken = time.perf_counter() - taken

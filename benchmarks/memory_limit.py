@@ -1,4 +1,4 @@
-"""Runs a command in a control group of its own, with a limit on its memory.
+"""Runs a command under a memory limit, in a control group that is made for it.
 
     python benchmarks/memory_limit.py 1GiB COMMAND ...
 

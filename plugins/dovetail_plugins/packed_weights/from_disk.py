@@ -25,13 +25,13 @@ from dovetail.config.rules.machine.platform import available_bytes, memory_limit
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.packed_weights.bounds import EXPERTS_SHARE, NUM_READERS, margin_bytes
 from dovetail_plugins.packed_weights.entry_file import Place
-from dovetail_plugins.packed_weights.owners import owners
+from dovetail_plugins.packed_weights.owners import drop_buffers, owners
 from dovetail_plugins.packed_weights.residency import Residency
 
 log = logging.getLogger(__name__)
 
-HALF_LIFE_STEPS = 64.0
-"""After so many steps a choice of an expert counts half."""
+HALF_LIFE_STEPS = 4.0
+"""After so many steps a choice of an expert counts half: benchmarks/expert_choices.py."""
 _LARGEST_USE = 1e100
 
 
@@ -41,6 +41,7 @@ class Unit:
     `stays`: it is not released after its block. `reads`: those that were begun."""
 
     number: int
+    is_dense: bool
     places: list[Place] = field(default_factory=list)
     is_resident: bool = False
     stays: bool = False
@@ -67,30 +68,33 @@ class FromDisk:
     def __init__(self, residency: Residency, places: Sequence[Place], num_ranks: int) -> None:
         """`num_ranks`: ranks on this machine, which share its free memory."""
         self._residency, self._num_ranks = residency, num_ranks
-        self._places = [place for place in places if place.has_own_pages]
+        self._places = places
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights-from-disk")
         self._units: list[Unit] = []
-        self._outside = self._new_unit()
+        self._outside = self._new_unit(is_dense=True)
         self._lists: dict[str, dict[nn.Module, Unit]] = {}
         self._experts: dict[nn.Module, list[Unit]] = {}
-        self._bound_bytes = self._resident_bytes = self._staying_bytes = 0
+        self._bound_bytes = self._resident_bytes = 0
+        self._dense_resident_bytes = self._staying_bytes = 0
         self._use = 1.0
         self.counts = Counts()
 
     def attach(self, model: nn.Module) -> None:
         """Follow a model that was loaded. Mutates: the model's hooks"""
-        for place, owner in owners(model, self._places):
+        movable = [place for place in self._places if place.has_own_pages]
+        for place, owner in owners(model, movable):
             if owner.slot is not None:
                 self._expert(owner.module, owner.slot).places.append(place)
             elif owner.block is not None:
                 blocks = self._lists.setdefault(owner.list_name, {})
                 if owner.block not in blocks:
-                    blocks[owner.block] = self._new_unit()
+                    blocks[owner.block] = self._new_unit(is_dense=True)
                 blocks[owner.block].places.append(place)
             elif owner.is_table:
                 self._residency.expect_single_pages(place)
             else:
                 self._outside.places.append(place)
+        drop_buffers(model, self._places)
         self._scores = np.zeros(len(self._units))
         self._may_go = np.zeros(len(self._units), dtype=bool)
         dense = [unit.num_bytes for row in self._lists.values() for unit in row.values()]
@@ -109,14 +113,14 @@ class FromDisk:
             expert_bytes >> 20,
         )
 
-    def _new_unit(self) -> Unit:
-        self._units.append(Unit(len(self._units)))
+    def _new_unit(self, *, is_dense: bool) -> Unit:
+        self._units.append(Unit(len(self._units), is_dense))
         return self._units[-1]
 
     def _expert(self, module: nn.Module, slot: int) -> Unit:
         units = self._experts.setdefault(module, [])
         while len(units) <= slot:
-            units.append(self._new_unit())
+            units.append(self._new_unit(is_dense=False))
         return units[slot]
 
     def _follow(self, blocks: Sequence[tuple[nn.Module, Unit]]) -> None:
@@ -168,12 +172,16 @@ class FromDisk:
         """Begin to read dense weights that are not resident, where there is room."""
         if unit.is_resident or not unit.places:
             return
-        limit = self._bound_bytes * (1 - EXPERTS_SHARE if self._experts else 1)
+        limit = self._dense_limit()
         if self._dense_bytes > limit:
             limit -= 2 * self._largest
         unit.stays = self._staying_bytes + unit.num_bytes <= limit
         if self._has_room(unit.num_bytes):
             self._begin(unit)
+
+    def _dense_limit(self) -> int:
+        """Return the bytes of dense weights that may be resident."""
+        return int(self._bound_bytes * (1 - EXPERTS_SHARE if self._experts else 1))
 
     def _choose(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Have chosen experts resident; those for which there is no room stay mapped.
@@ -185,16 +193,18 @@ class FromDisk:
         self._may_go[numbers] = False
         self.counts.chosen += len(chosen)
         self.counts.resident += sum(unit.is_resident for unit in chosen)
+        dense_bytes = min(self._dense_bytes, self._dense_limit())
+        reserved = max(0, dense_bytes - self._dense_resident_bytes)
         for unit in chosen:
-            if not unit.is_resident and self._has_room(unit.num_bytes):
+            if not unit.is_resident and self._has_room(unit.num_bytes + reserved):
                 self._begin(unit)
         for unit in chosen:
             self._wait(unit)
             self._may_go[unit.number] = unit.is_resident
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Release experts, those chosen least of late first, until so many bytes may be read;
-        return whether they may. Mutates: self"""
+        """Release experts, those chosen least of late first, until there is room for so many bytes;
+        return whether there is. Mutates: self"""
         while self._resident_bytes + num_bytes > self._bound_bytes:
             number = int(np.where(self._may_go, self._scores, np.inf).argmin())
             if not self._may_go[number]:
@@ -206,6 +216,7 @@ class FromDisk:
         """Begin to read a unit. Mutates: self"""
         unit.is_resident = True
         self._resident_bytes += unit.num_bytes
+        self._dense_resident_bytes += unit.num_bytes * unit.is_dense
         self._staying_bytes += unit.num_bytes * unit.stays
         self.counts.read_bytes += unit.num_bytes
         unit.reads = [self._readers.submit(self._residency.read, one) for one in unit.places]
@@ -226,6 +237,7 @@ class FromDisk:
         for place in unit.places:
             self._residency.release(place)
         self._resident_bytes -= unit.num_bytes
+        self._dense_resident_bytes -= unit.num_bytes * unit.is_dense
         self._staying_bytes -= unit.num_bytes * unit.stays
         unit.is_resident, unit.stays, self._may_go[unit.number] = False, False, False
 

@@ -160,7 +160,7 @@ def _follow(
     from dovetail_plugins.packed_weights.from_disk import FromDisk
     from dovetail_plugins.packed_weights.residency import Residency, reason_against
 
-    reason = reason_against()
+    reason = "experts move between ranks" if run.expert_placement else reason_against()
     if reason is not None:
         log.info("the system alone decides which weights are in memory: %s", reason)
         return

@@ -30,6 +30,19 @@ class Owner:
     is_table: bool
 
 
+def drop_buffers(model: nn.Module, places: Sequence[Place]) -> None:
+    """Remove the buffers in these places from a model, whose products know their addresses: what
+    saves, frees or counts a model's tensors in memory has nothing to do with them. Mutates: model
+    """
+    spans = sorted((place.address, place.address + place.num_bytes) for place in places)
+    starts = [start for start, _ in spans]
+    for module in model.modules():
+        for name, tensor in list(module.named_buffers(recurse=False)):
+            at = bisect_right(starts, tensor.data_ptr()) - 1
+            if at >= 0 and tensor.data_ptr() < spans[at][1]:
+                delattr(module, name)
+
+
 def owners(model: nn.Module, places: Sequence[Place]) -> Iterator[tuple[Place, Owner]]:
     """Yield each place that is in a buffer of a module, in the order of the modules."""
     by_address = {place.address: place for place in places}

@@ -56,6 +56,28 @@ def test_nothing_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> No
     assert "not a name of the hub" in lines_of(capsys, "pull", "story:latest", status=2)[0]
 
 
+def test_a_list_says_what_runs_from_disk(
+    places: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dovetail_plugins")
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+    from dovetail_plugins.inspect import from_disk
+
+    files = {file.name: file.read_bytes() for file in DEMO_PATH.iterdir() if file.is_file()}
+    write_cached(places / "hub", "org/demo", files)
+    for module in ("dovetail_plugins.platforms.cpu", "dovetail.config.resolve"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda: 3 << 20)
+    monkeypatch.setattr(from_disk, "has_disk_room", lambda *_: True)
+    for speed, words in ((1e6, ", about "), (None, ".")):
+        monkeypatch.setattr(from_disk, "disk_speed", lambda *_, found=speed: found)
+        lines = lines_of(capsys, "list")
+        assert lines[1].split()[-4:] == ["from", "disk", "hub", "cache"]
+        assert lines[2].startswith(f"org/demo runs from disk{words}")
+    assert "tokens/s" not in "".join(lines)
+    monkeypatch.setattr(from_disk, "has_disk_room", lambda *_: False)
+    assert lines_of(capsys, "list")[1].split()[-3:] == ["no", "hub", "cache"]
+
+
 def test_a_list_has_facts_and_faults(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dovetail_plugins")
     from dovetail.config.checkpoint.sources.model_path import DEMO_PATH

@@ -11,8 +11,11 @@ import pytest
 import torch
 from plugins.packed_weights.test_faults import KEY, products
 
+from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.errors import DovetailError
+from dovetail.runner.load import offloaded_memory
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.cpu.program import NotRecordable, Pool, record
@@ -236,3 +239,49 @@ def test_a_place_is_read_and_released(
     assert torch.equal(products(entry.layers), expected)
     file.close()
     file.close()
+
+
+def test_an_engine_whose_weights_change_says_so(tmp_path: Path, machine: Machine) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", "Qwen3MoeForCausalLM", **SIZES, **EXPERTS)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    fields: dict[str, Any] = {"model": str(path), "skip_tokenizer_init": True, "max_model_len": 64}
+    with LLM(**fields, weight_cache=False) as llm:
+        expected = [one.outputs[0].token_ids for one in llm.generate(prompts, greedy)]
+    machine.free_bytes = 0
+    with LLM(**fields) as llm:
+        follower = machine.followers[-1]
+        machine.free_bytes = 2 * follower._dense_bytes + 1_500_000
+        found = [one.outputs[0].token_ids for one in llm.generate(prompts, greedy)]
+        assert found == expected
+        assert 0 < follower.counts.resident < follower.counts.chosen
+        entry = entries(cache_folder())[0].path
+        _cut(entry, entry.stat())
+        with pytest.raises(DovetailError, match="were changed while") as caught:
+            llm.generate(prompts, greedy)
+        assert str(entry) in str(caught.value)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_without_its_file(
+    level: int, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", "MixtralForCausalLM", **SIZES)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompt = {"prompt_token_ids": PROMPTS[0]}
+    fields: dict[str, Any] = {"model": str(path), "skip_tokenizer_init": True, "max_model_len": 64}
+    with LLM(**fields, enable_sleep_mode=True) as llm:
+        machine.free_bytes = 1_000_000
+        expected = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+        file_bytes = entries(cache_folder())[0].num_bytes
+        with monkeypatch.context() as patch:
+            written = offloaded_memory.OffloadedPages._written
+
+            def small(pages: Any) -> Any:
+                assert sum(size for _, size in pages._spans) < file_bytes / 4
+                return written(pages)
+
+            patch.setattr(offloaded_memory.OffloadedPages, "_written", small)
+            llm.sleep(level)
+        llm.wake_up()
+        assert llm.generate([prompt], greedy)[0].outputs[0].token_ids == expected
