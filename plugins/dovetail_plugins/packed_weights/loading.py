@@ -20,6 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.packs import PACKED_LAYERS
+from dovetail_kernels.cpu.blocks import SCRATCH
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
@@ -103,7 +104,8 @@ def loading(run: RunSpec) -> Iterator[None]:
     write them: after it, in the background, or within it where they do not fit into memory."""
     path = _path_of(run)
     if path is None:
-        yield
+        with SCRATCH.reused():
+            yield
         return
     remove_unfinished(path.parent)
     is_large = _is_large(run)
@@ -117,7 +119,8 @@ def loading(run: RunSpec) -> Iterator[None]:
         load = Load(restored, writer)
         tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
         try:
-            yield
+            with SCRATCH.reused():
+                yield
         finally:
             _LOAD.reset(tokens[0])
             PACKED_LAYERS.reset(tokens[1])
