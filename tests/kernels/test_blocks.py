@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
-from dovetail_kernels.cpu.blocks import BLOCK_BYTES, LARGE_PAGE_BYTES, START_BYTES, Blocks
+from dovetail_kernels.cpu.blocks import BLOCK_BYTES, LARGE_PAGE_BYTES, START_BYTES, Blocks, Scratch
 from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
@@ -56,3 +57,25 @@ def test_a_block_goes_with_the_last_tensor(native: Library) -> None:
     gc.collect()
     assert block() is None
     assert blocks.empty(10, native).numel() == 10
+
+
+def test_scratch_is_lent_again_when_its_last_tensor_is_gone(native: Library) -> None:
+    scratch = Scratch()
+
+    def lent(num_bytes: int) -> torch.Tensor:
+        return torch.from_numpy(scratch.lend(num_bytes, native))
+
+    with scratch.reused():
+        first = lent(4 << 20)
+        place = first.data_ptr()
+        part = first.view(2, -1)[1]
+        assert lent(3 << 20).data_ptr() != place, "the first is in use"
+        del first
+        assert lent(3 << 20).data_ptr() != place, "a part of it is"
+        del part
+        assert lent(3 << 20).data_ptr() == place
+        assert lent(4 << 20).data_ptr() == place
+        last = lent(4 << 20)
+        last.fill_(7)
+    assert scratch.lend(4 << 20, native).ctypes.data != place, "the block is over"
+    assert bool((last == 7).all())

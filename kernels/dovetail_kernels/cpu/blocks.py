@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from dovetail_kernels.cpu.library import Library
 
 LARGE_PAGE_BYTES = 2 << 20
 BLOCK_BYTES = 32 << 20
+SCRATCH_BYTES = 128 << 20
+"""More is never lent again: a model's largest matrix may take as much as its other layers."""
 START_BYTES = 4096
 """Everything in a block starts on a small page, so that its pages can be returned separately."""
 
@@ -51,13 +55,51 @@ def _new_block(num_bytes: int, library: Library) -> np.ndarray:
     return memory[start : start + num_bytes]
 
 
+class Scratch:
+    """Memory that is lent again when its last tensor is gone, within a with block of `reused`: the
+    system clears new pages, which takes as long as writing them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._memory = np.empty(0, dtype=np.uint8)
+        self._lent: weakref.ref[np.ndarray] | None = None
+
+    @contextmanager
+    def reused(self) -> Iterator[None]:
+        """Lend the same memory within a with block, and give it back after it. Mutates: self"""
+        with self._lock:
+            self._depth += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if not self._depth:
+                    self._memory = np.empty(0, dtype=np.uint8)
+
+    def lend(self, num_bytes: int, library: Library) -> np.ndarray:
+        """Return uninitialised memory on large pages, new if the latest is in use."""
+        with self._lock:
+            is_lent = self._lent is not None and self._lent() is not None
+            if is_lent or not self._depth or num_bytes > SCRATCH_BYTES:
+                return _new_block(num_bytes, library)
+            if len(self._memory) < num_bytes:
+                self._memory = _new_block(num_bytes, library)
+            lent = self._memory[:num_bytes]
+            self._lent = weakref.ref(lent)
+        return lent
+
+
 def large_empty(num_bytes: int, library: Library) -> torch.Tensor:
     """Return uninitialised memory on large pages, for what is written once and dropped: on small
     ones the system's page faults take as long as the writing. Shapes: [num_bytes] uint8"""
     if num_bytes < LARGE_PAGE_BYTES:
         return torch.empty(num_bytes, dtype=torch.uint8)
-    return torch.from_numpy(_new_block(num_bytes, library))
+    return torch.from_numpy(SCRATCH.lend(num_bytes, library))
 
 
 BLOCKS = Blocks()
 """This process's blocks."""
+SCRATCH = Scratch()
+"""This process's memory for what is dropped soon."""

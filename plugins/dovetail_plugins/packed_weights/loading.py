@@ -24,6 +24,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.packs import PACKED_LAYERS
+from dovetail_kernels.cpu.blocks import SCRATCH
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
@@ -119,7 +120,8 @@ def loading(run: RunSpec) -> Iterator[Follow | None]:
     the block gets what the loaded model is to be passed to, which follows it while it runs."""
     path = _path_of(run)
     if path is None:
-        yield None
+        with SCRATCH.reused():
+            yield None
         return
     remove_unfinished(path.parent)
     is_large = _is_large(run)
@@ -133,7 +135,8 @@ def loading(run: RunSpec) -> Iterator[Follow | None]:
         load = Load({} if entry is None else entry.layers, writer)
         tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
         try:
-            yield partial(_follow, run, path, load, entry, writer) if is_large else None
+            with SCRATCH.reused():
+                yield partial(_follow, run, path, load, entry, writer) if is_large else None
         finally:
             _LOAD.reset(tokens[0])
             PACKED_LAYERS.reset(tokens[1])

@@ -56,6 +56,7 @@ from dovetail.structured_output.compiler import ConstraintCompiler
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Prepared = Callable[["AsyncEngine"], None]
 Watch = Callable[[], TextWatch]
 """Creates the watch that reads a completion's text and finds its end."""
 
@@ -84,8 +85,6 @@ class AsyncEngine(EngineOperations):
             )
             for number, (own, end, host) in enumerate(ends)
         ]
-        self._input: InputProcessor
-        self._pooled_input: PooledInput
         self._routing = Routing(spec, self._connections)
         self._is_owner = any(host is not None for _, _, host in ends)
         self._mailboxes: dict[int, Mailbox] = {}
@@ -111,7 +110,7 @@ class AsyncEngine(EngineOperations):
         in_process: bool = False,
         prepares: bool = False,
         elsewhere: Sequence[EngineHost] = (),
-        prepared: Callable[[AsyncEngine], None] | None = None,
+        prepared: Prepared = lambda _: None,
     ) -> AsyncEngine:
         """Start engines, in child processes or one in a thread of this process, followed by those
         of `spec.elsewhere`, which are already starting.
@@ -161,7 +160,7 @@ class AsyncEngine(EngineOperations):
             engine.constraint_compiler.start()
         return engine
 
-    async def _connect(self, process: int = 0, prepared: Callable[..., None] | None = None) -> None:
+    async def _connect(self, process: int = 0, prepared: Prepared = lambda _: None) -> None:
         """Connect to the engines, load the tokenizer, and wait until the engines are ready."""
         for connection in self._connections:
             connection.greet()
@@ -172,8 +171,7 @@ class AsyncEngine(EngineOperations):
         self._input = InputProcessor(self.spec, self.vocabularies, name=self.name)
         self.media_words = self._input.media_words
         self._pooled_input = PooledInput(self.spec, self.vocabularies, name=self.name)
-        if prepared is not None:
-            prepared(self)
+        prepared(self)
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:
             connection.verify_started()
@@ -266,8 +264,7 @@ class AsyncEngine(EngineOperations):
 
         `how`: further arguments of InputProcessor.prepare, by name. With `is_whole` there is one
         output, at the end, or before an error with the result so far. Raises: RequestError if the
-        request is refused, RequestFault if it ends with an error, EngineDead if the engine is dead,
-        EngineAsleep, Overloaded while draining.
+        request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep, Overloaded
         """
         self._verify_open()
         if self.asleep:

@@ -41,7 +41,7 @@ async def starting_engine(
     config: Config,
     spec: EngineSpec,
     timer: StartupTimer,
-    prepared: Callable[[AsyncEngine], None] | None = None,
+    prepared: Callable[[AsyncEngine], None] = lambda _: None,
 ) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
     """Yield the engine's start as a task, so that the block can prepare everything else meanwhile.
     The engine ends with the block, started or not. `prepared`: as for AsyncEngine.start. Raises
@@ -78,7 +78,7 @@ async def _start_engine(
     spec: EngineSpec,
     timer: StartupTimer,
     others: RemoteEngines | None,
-    prepared: Callable[[AsyncEngine], None] | None,
+    prepared: Callable[[AsyncEngine], None],
 ) -> AsyncEngine:
     """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
