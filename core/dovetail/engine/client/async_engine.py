@@ -154,7 +154,8 @@ class AsyncEngine(EngineOperations):
             for end in ends:
                 end.close()
             if isinstance(error, TimeoutError):
-                raise EngineDead("it does not answer.", where=", ".join(addresses)) from None
+                where = ", ".join(addresses)
+                raise EngineDead("the engine does not answer.", where=where) from None
             raise
         if engine.constraint_compiler is not None:
             engine.constraint_compiler.start()
@@ -264,7 +265,8 @@ class AsyncEngine(EngineOperations):
 
         `how`: further arguments of InputProcessor.prepare, by name. With `is_whole` there is one
         output, at the end, or before an error with the result so far. Raises: RequestError if the
-        request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep, Overloaded
+        request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep,
+        Overloaded.
         """
         self._verify_open()
         if self.asleep:
