@@ -228,7 +228,7 @@ def test_what_fails_in_a_run(source: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        ("{{ range 2000000 }}{{ end }}", "looped more than"),
+        ("{{ range 2000000 }}{{ end }}", "looped more than|ran longer"),
         ("{{ range 3000 }}{{ range 3000 }}{{ end }}{{ end }}", "looped more than|ran longer"),
         ('{{ define "t" }}{{ template "t" }}{{ end }}{{ template "t" }}', "call each other"),
         ("{{ range 9000 }}{{ printf `%9999s` `a` }}{{ end }}", "builds more than"),
