@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.renderer import RendererInput
+from dovetail.interfaces.renderer import Reads, RendererInput
 
 WHERE = "--plugin-options.renderer.messages"
 ROLES = ("system", "user", "assistant")
+OWN_SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +35,21 @@ class Opening:
                     f"{', '.join(ROLES)}.",
                 )
 
-    def before(self, given: RendererInput, content_format: str) -> RendererInput:
-        """Return a conversation with what it begins with."""
+    def before(self, given: RendererInput, reads: Reads) -> RendererInput:
+        """Return a conversation with what it begins with, in the form of its own messages."""
         turns = list(given.messages)
-        has_own = bool(turns) and turns[0]["role"] == "system"
+        is_parts = any(isinstance(turn["content"], list) for turn in turns)
+        is_parts = is_parts or (reads.content == "openai" and not reads.takes_text)
+        has_own = bool(turns) and turns[0]["role"] in OWN_SYSTEM
         system = [{"role": "system", "content": self.system}] if self.system else []
-        first = turns[:1] if has_own else list(_in_form(system, content_format))
-        examples = _in_form(self.messages, content_format)
+        first = turns[:1] if has_own else _in_form(system, is_parts=is_parts)
+        examples = _in_form(self.messages, is_parts=is_parts)
         return replace(given, messages=[*first, *examples, *turns[has_own:]])
 
 
-def _in_form(
-    messages: Iterable[Mapping[str, str]], content_format: str
-) -> Iterable[dict[str, Any]]:
-    for message in messages:
-        text = message["content"]
-        is_parts = content_format == "openai"
-        yield {**message, "content": [{"type": "text", "text": text}] if is_parts else text}
+def _in_form(messages: Iterable[Mapping[str, str]], *, is_parts: bool) -> list[dict[str, Any]]:
+    texts = [(message, message["content"]) for message in messages]
+    return [
+        {**message, "content": [{"type": "text", "text": text}] if is_parts else text}
+        for message, text in texts
+    ]

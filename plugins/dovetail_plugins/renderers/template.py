@@ -75,8 +75,8 @@ class Template(FollowingRenderer):
 
     def settled(self, given: RendererInput) -> RendererInput:
         """Return a conversation as its earlier turns were, with what all begin with."""
-        content = self.reads(has_tools=bool(given.tools)).content
-        return self._opening.before(super().settled(given), content)
+        reads = self.reads(has_tools=bool(given.tools))
+        return self._opening.before(super().settled(given), reads)
 
     def render(self, given: RendererInput) -> str:
         """Return the prompt. Raises: RequestError if the template fails or is too costly"""

@@ -179,7 +179,7 @@ def test_what_a_template_has_no_place_for_is_refused() -> None:
     assert text_of(known, [{"role": "narrator", "content": "Once"}]) == "Once"
 
 
-def test_a_suffix_has_a_template_of_its_own() -> None:
+def test_a_suffix_has_its_own_format() -> None:
     template = "{{ if .Suffix }}<P>{{ .Prompt }}<S>{{ .Suffix }}{{ else }}{{ .Prompt }}{{ end }}"
     between = {"chat_template_kwargs": {"suffix": "end"}}
     assert text_of(template, [HI], **between) == "<P>hi<S>end"
@@ -206,6 +206,28 @@ def test_conversations_begin_with_the_default_messages(template: str) -> None:
     assert text_of(template, [other, MORE], options=options) == wanted
     rendered = renderer_of(template, options=options).render(body([HI]))
     assert rendered.tail == "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_default_messages_have_the_form_that_the_template_reads() -> None:
+    parts = (
+        "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% endfor %}"
+    )
+    options = {"system": "Be brief.", "messages": [HI, YES]}
+    wanted = "system:Be brief.user:hiassistant:yesuser:more"
+    assert text_of(parts, [MORE], options=options) == wanted
+    both = "{% if messages[0].content is string %}{% endif %}" + parts
+    as_parts = {"role": "user", "content": [{"type": "text", "text": "more"}]}
+    assert text_of(both, [as_parts], options=options) == wanted
+
+
+def test_a_developer_message_counts_as_a_system_message() -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}"
+    developer = {"role": "developer", "content": "Be long."}
+    options = {"system": "Be brief."}
+    assert text_of(template, [developer, HI], options=options) == "system:Be long. user:hi "
+    read = template + "{% if messages[0].role == 'developer' %}{% endif %}"
+    assert text_of(read, [developer, HI], options=options) == "developer:Be long. user:hi "
 
 
 @pytest.mark.parametrize("message", [{"role": "user"}, {"role": "tool", "content": "a"}])

@@ -41,7 +41,7 @@ class FrontendConfig:
         False, help="run HTTP server and engine in one process"
     )
     chat_template: str | None = flag(
-        None, help="chat template, as a file or as text", default_note="the model's own"
+        None, help="chat template (Jinja or Go), file or text", default_note="the model's own"
     )
     renderer: str = flag(
         "auto",

@@ -16,6 +16,7 @@ from typing import Any
 from dovetail_plugins.renderers import _budget as budget
 from dovetail_plugins.renderers.go_template.lexing import GoTemplateError
 from dovetail_plugins.renderers.go_template.values import (
+    NO_VALUE,
     Record,
     is_true,
     json_text,
@@ -49,20 +50,19 @@ class GoFunction:
 
 def _kind(value: Any) -> str:
     """Return the kind by which values are compared. Raises: GoTemplateError"""
-    if value is None:
-        return "nil"
     if isinstance(value, Record | Mapping | list | tuple):
         raise GoTemplateError(f"{kind_of(value)} cannot be compared")
     return "number" if type(value) in (int, float) else kind_of(value)
 
 
 def _equal(first: Any, *others: Any) -> bool:
-    kind = _kind(first)
+    """Return whether a value is one of the others; nil equals nil alone. Raises: GoTemplateError"""
     for other in others:
-        found = _kind(other)
-        if found != kind and "nil" not in (found, kind):
+        if first is not None and other is not None and _kind(first) != _kind(other):
             raise GoTemplateError(f"{kind_of(first)} cannot be compared with {kind_of(other)}")
-    return any(first == other for other in others)
+        if first == other:
+            return True
+    return False
 
 
 def _less(first: Any, second: Any) -> bool:
@@ -115,6 +115,10 @@ def _print(*values: Any) -> str:
         is_apart = i and not isinstance(value, str) and not isinstance(values[i - 1], str)
         parts += [" " if is_apart else "", shown(value)]
     return "".join(parts)
+
+
+def _html(*values: Any) -> str:
+    return _print(*(NO_VALUE if one is None else one for one in values)).translate(_QUOTED)
 
 
 def _println(*values: Any) -> str:
@@ -209,7 +213,7 @@ FUNCTIONS: dict[str, GoFunction] = {
     "print": GoFunction(_print, 0, None),
     "println": GoFunction(_println, 0, None),
     "printf": GoFunction(_printf, 1, None),
-    "html": GoFunction(lambda *values: _print(*values).translate(_QUOTED), 1, None),
+    "html": GoFunction(_html, 1, None),
     "json": GoFunction(json_text, 1, 1),
     "toJson": GoFunction(json_text, 1, 1),
     "toTypeScriptType": GoFunction(_typescript, 1, 1),

@@ -206,6 +206,8 @@ class _Parser:
         if not operands:
             raise words.fault("a value is missing")
         first, *others = operands
+        if first == Literal(None):
+            raise words.fault("nil alone is no value")
         if isinstance(first, Function):
             _check_count(first.name, len(others) + is_piped, words)
         elif others or is_piped:

@@ -117,6 +117,8 @@ class _Run:
 
     def _range(self, node: Branch, value: Any, dot: Any) -> None:
         num_variables, is_empty = len(self._variables), True
+        if type(value) is int and len(node.pipe.names) > 1:
+            raise GoTemplateError("a range over a number has one variable")
         for key, item in _items(value):
             budget.tick()
             is_empty = False

@@ -8,7 +8,7 @@ from pathlib import Path
 from dovetail.errors import ConfigError
 
 WHERE = "--chat-template"
-_FIX = "name a .jinja file, or give the template itself."
+_FIX = "name a template's file, or give the template itself."
 _MARKERS = ("{{", "{%", "{#", "\n")
 
 
