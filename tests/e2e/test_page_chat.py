@@ -190,6 +190,24 @@ def test_what_cannot_be_taken_is_left_out_with_the_reason(page: Page, server: Fa
     assert not page.all(".foot > .fault")
 
 
+STRANGE = """
+const strange = [{images: null, sounds: null, files: null}, {files: [{name: 1, text: 'x'}]},
+  {sounds: [{name: 'x', format: 'wav'}]}, {files: 'none'}, {images: [5]}];
+strange.forEach((facts, at) => localStorage.setItem(`dovetail.chat.${at}`, JSON.stringify({
+  id: String(at), name: `chat ${at}`, changed: 1, options: {},
+  messages: [{role: 'user', content: 'x', ...facts}]})));
+"""
+
+
+def test_a_kept_chat_with_strange_attachments_is_passed_over(page: Page) -> None:
+    page.run(STRANGE)
+    page.driver.refresh()
+    page.wait(lambda: page.text(".bubble") == "x")
+    assert [one.text for one in page.all(".conversations .name")] == ["chat 0"]
+    send(page, "Go on.")
+    assert answered(page)
+
+
 def test_pasted_text_is_text_though_a_picture_is_with_it(page: Page) -> None:
     page.run(
         "const data = new DataTransfer(); data.setData('text/plain', 'words');"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,6 +175,30 @@ def test_a_key_for_managing_is_asked_for_and_used_for_nothing_else(
     press(page, "Load small")
     page.click(".key-dialog button[type=button]")
     page.wait(lambda: "needs an API key" in row(page, 0))
+
+
+def test_many_models_can_be_searched(page: Page, server: FakeServer) -> None:
+    assert not page.all("[type=search]")
+    server.models += [{"id": f"more-{at}", "state": "unloaded"} for at in range(6)]
+    page.wait(lambda: len(page.all(".model-row")) == 9)
+    page.write("[aria-label='Search the models']", "MORE-4")
+    page.wait(lambda: len(page.all(".model-row")) == 1)
+    assert row(page, 0).startswith("more-4")
+    page.write("[aria-label='Search the models']", " loaded small")
+    page.wait(lambda: row(page, 0).startswith("small"))
+    assert page.barriers() == []
+
+
+def test_nobody_is_asked_for_a_key_again_and_again(page: Page, server: FakeServer) -> None:
+    server.refused["/v1/models"] = (401, {"error": {"message": "a key is needed."}})
+    page.click(".key-dialog button[type=button]")
+    page.wait(lambda: "needs an API key" in page.text(".page-head [role=status]"))
+    time.sleep(2.5)
+    assert not page.all(".key-dialog")
+    server.refused.clear()
+    page.click("a[href='#chat']")
+    page.click("a[href='#models']")
+    page.wait(lambda: page.text(".page-head [role=status]") == "3 models, 1 loaded.")
 
 
 def test_deleting_takes_a_second_click(page: Page, server: FakeServer) -> None:

@@ -86,13 +86,14 @@ function sentMessage(message) {
 }
 
 /** Return a user's text with its text files before it, and parts where there are media. */
-function userContent({ content, images = [], sounds = [], files = [] }) {
-  const text = [...files.map(quotedFile), content].filter(Boolean).join("\n\n");
-  if (!images.length && !sounds.length) return text;
+function userContent({ content, images, sounds, files }) {
+  const text = [...(files ?? []).map(quotedFile), content].filter(Boolean).join("\n\n");
   const media = [
-    ...images.map((url) => ({ type: "image_url", image_url: { url } })),
-    ...sounds.map(({ data, format }) => ({ type: "input_audio", input_audio: { data, format } })),
+    ...(images ?? []).map((url) => ({ type: "image_url", image_url: { url } })),
+    ...(sounds ?? []).map(({ data, format }) =>
+      ({ type: "input_audio", input_audio: { data, format } })),
   ];
+  if (!media.length) return text;
   return text ? [{ type: "text", text }, ...media] : media;
 }
 

@@ -107,11 +107,11 @@ export function dropFiles(root, taken) {
 }
 
 /** Return what was attached to a message that has been sent, as nodes. */
-export function attachedNodes({ images = [], sounds = [], files = [] }) {
+export function attachedNodes({ images, sounds, files }) {
   return [
-    ...images.map((src) => el("img", { src, alt: "Sent picture" })),
-    ...sounds.map(({ name }) => el("p", { class: "chip" }, icon("sound"), el("span", {}, name))),
-    ...files.map(({ name, text }) => el("details", { class: "fold" },
+    ...(images ?? []).map((src) => el("img", { src, alt: "Sent picture" })),
+    ...(sounds ?? []).map(({ name }) => el("p", { class: "chip" }, icon("sound"), el("span", {}, name))),
+    ...(files ?? []).map(({ name, text }) => el("details", { class: "fold" },
       el("summary", {}, name), el("pre", { tabindex: "0" }, text))),
   ];
 }

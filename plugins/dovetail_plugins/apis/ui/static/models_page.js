@@ -5,6 +5,7 @@ import { ask, values } from "./server.js";
 
 const PERIOD_MS = 2000;
 const IN_MEMORY = new Set(["loaded", "loading", "waking", "asleep"]);
+const SEARCHED = 8; // with more models than these there is a search
 const FIXED = "This server has the model that it was started with. One that is started with "
   + "dovetail serve --models any loads and fetches others here.";
 
@@ -50,8 +51,12 @@ class ModelsPage {
       el("h2", {}, "Fetch a model"),
       el("label", { for: "pull-name" }, "Its name on the hub"),
       el("div", { class: "row" }, this.name, this.pullButton), this.progress, this.pullFault);
+    this.search = el("input", { type: "search", "aria-label": "Search the models",
+      placeholder: "Name or state", oninput: () => this.#filter() });
+    this.filters = el("div", { class: "row filters", hidden: true }, this.search);
     root.append(el("div", { class: "page" },
-      el("div", { class: "page-head" }, el("div", {}, el("h1", {}, "Models"), this.status)),
+      el("div", { class: "page-head" }, el("div", {}, el("h1", {}, "Models"), this.status),
+        this.filters),
       this.list, this.form, this.reasons));
   }
 
@@ -73,26 +78,42 @@ class ModelsPage {
 
   async #look() {
     clearTimeout(this.timer);
-    await this.#refresh();
+    const goesOn = await this.#refresh();
     clearTimeout(this.timer);
-    if (this.isShown && !document.hidden) this.timer = setTimeout(() => this.#look(), PERIOD_MS);
+    if (goesOn && this.isShown && !document.hidden) this.timer = setTimeout(() => this.#look(), PERIOD_MS);
   }
 
+  /** Draw what the server tells; return whether to look again: nobody is asked for a key twice. */
   async #refresh() {
     try {
       this.#draw(await this.models.refresh());
     } catch (error) {
-      this.status.textContent = error.message;
-      this.status.className = "fault";
+      this.#say(error.message, "fault");
+      return error.status !== 401;
+    }
+    return true;
+  }
+
+  /** Say something new: what is the same is not read out again. */
+  #say(text, name = "quiet") {
+    this.status.className = name;
+    if (this.status.textContent !== text) this.status.textContent = text;
+  }
+
+  #filter() {
+    const words = this.search.value.trim().toLowerCase().split(/\s+/);
+    for (const { node, about } of this.rows.values()) {
+      const text = about.textContent.toLowerCase();
+      node.hidden = !this.filters.hidden && !words.every((word) => text.includes(word));
     }
   }
 
   #draw(cards) {
     const isFixed = this.models.isFixed();
     const num = cards.filter(({ state }) => isFixed || state === "loaded").length;
-    this.status.className = "quiet";
-    this.status.textContent = isFixed ? FIXED
-      : `${cards.length} ${cards.length === 1 ? "model" : "models"}, ${num} loaded.`;
+    this.#say(isFixed ? FIXED
+      : `${cards.length} ${cards.length === 1 ? "model" : "models"}, ${num} loaded.`);
+    this.filters.hidden = cards.length <= SEARCHED;
     this.form.hidden = isFixed || this.refused.has("pull");
     const ids = new Set(cards.map(({ id }) => id));
     for (const [id, row] of this.rows) if (!ids.has(id)) this.#drop(id, row);
@@ -103,6 +124,7 @@ class ModelsPage {
       row.draw(card, card.id === current);
       if (!row.node.isConnected) this.list.append(row.node);
     }
+    this.#filter();
     this.reasons.hidden = isFixed || !this.refused.size;
     const told = [...this.refused].map(([deed, why]) => `${DEEDS[deed].no}: ${why}`);
     this.reasons.replaceChildren(...told.map((text) => el("li", {}, text)));
@@ -225,7 +247,7 @@ function isNotOffered({ status, code, message }, name) {
   return [403, 404, 405, 501].includes(status) || code === "not_supported";
 }
 
-/** Return a model's row: its node, and draw(card, whether it is chosen). */
+/** Return a model's row: its node, the part about the model, and draw(card, whether it is chosen). */
 function modelRow(id, { offers, talk, ask: request }) {
   const state = el("span", { class: "state" });
   const facts = el("p", { class: "quiet facts-line" });
@@ -245,9 +267,9 @@ function modelRow(id, { offers, talk, ask: request }) {
     "aria-label": `Delete ${id}?`, onkeydown: (event) => event.key === "Escape" && confirm(false) },
   el("span", {}, "Delete its files?"), yes,
   el("button", { type: "button", onclick: () => confirm(false) }, "Keep"));
-  const node = el("li", { class: "card model-row" },
-    el("div", { class: "about" }, el("p", {}, el("strong", {}, id), " ", state), facts, fault),
-    usual, sure);
+  const about = el("div", { class: "about" },
+    el("p", {}, el("strong", {}, id), " ", state), facts, fault);
+  const node = el("li", { class: "card model-row" }, about, usual, sure);
   let isBusy = false;
   let last = null;
 
@@ -291,7 +313,7 @@ function modelRow(id, { offers, talk, ask: request }) {
     if (where === "leaving") load.disabled = true;
   }
 
-  return { node, draw };
+  return { node, about, draw };
 }
 
 function toggle(button, isHidden, isDisabled) {

@@ -121,12 +121,14 @@ export function makeStatePage(root, models) {
     if (isShown && !isPaused && !document.hidden) timer = setTimeout(look, PERIOD_MS);
   }
 
-  /** Show where each of several models stands; the plots are of all together. */
+  /** Show the state of each model in memory; the plots are of all together. */
   async function tellModels() {
     states.hidden = !models.isOfSeveral();
     if (states.hidden) return;
-    states.replaceChildren(...(await models.refresh()).map(({ id, state }) =>
+    const inMemory = (await models.refresh()).filter(({ state }) => state !== "unloaded");
+    states.replaceChildren(...inMemory.map(({ id, state }) =>
       el("li", { class: `is-${state}` }, el("strong", {}, id), " ", state)));
+    states.hidden = !inMemory.length;
   }
 
   function add(sample) {
