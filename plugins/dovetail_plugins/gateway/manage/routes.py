@@ -13,7 +13,7 @@ from dovetail.interfaces.api import Api, ApiError
 from dovetail.interfaces.api import Route as ApiRoute
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.apis.ollama.response import error_body
-from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading
+from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading, pulling
 from dovetail_plugins.gateway.manage.management import management_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -37,6 +37,8 @@ _CHANGES: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     ("/api/blobs/{digest}", blobs.upload_blob, ("POST",)),
     ("/api/copy", creating.copy_model, ("POST",)),
     ("/api/create", creating.create_model, ("POST",)),
+    ("/api/pull", pulling.pull_model, ("POST",)),
+    ("/api/push", pulling.push_model, ("POST",)),
     ("/api/delete", deleting.delete_model, ("DELETE",)),
     ("/v1/models/{name:path}", deleting.delete_named, ("DELETE",)),
 )
