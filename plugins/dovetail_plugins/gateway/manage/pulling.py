@@ -85,8 +85,8 @@ async def _last_of(request: Request, lines: AsyncIterator[Line]) -> Line:
 
     async def read() -> Line:
         last: Line = {}
-        async for last in lines:
-            continue
+        async for one in lines:
+            last = one
         return last
 
     reading = asyncio.ensure_future(read())
