@@ -92,6 +92,12 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def parameters_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return default sampling settings as parameters of a Modelfile."""
+    names = {ours: name for name, ours in SAMPLING.items()} | {"max_tokens": "num_predict"}
+    return {names[ours]: value for ours, value in sampling.items() if ours in names}
+
+
 def _names(modelfile: Modelfile, name: str, folder: Path | None) -> dict[str, Any]:
     """Return the names for clients; with an adapter, the name is the adapter's."""
     if not modelfile.adapters:

@@ -156,7 +156,7 @@ def test_options_that_are_null_are_not_there() -> None:
         ),
         ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
         ({"n": 2}, "n: only one answer"),
-        ({"truncate": True}, "truncate: use truncate_prompt_tokens"),
+        ({"keep_alive": "soon"}, 'keep_alive: "soon" is not a duration'),
     ],
 )
 def test_what_is_refused_names_the_field(fields: dict[str, Any], where: str) -> None:
@@ -169,8 +169,14 @@ def test_what_is_refused_names_the_field(fields: dict[str, Any], where: str) -> 
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({"template": "{{ .Prompt }}"}, "template: "),
-        ({"context": [1, 2]}, "context: "),
+        ({"template": "{{ nothing .Prompt }}"}, "template: the chat template, written in Go's"),
+        ({"template": "{{ messages }}"}, "template: this server does not accept chat templates"),
+        ({"raw": True, "template": "{{ .Prompt }}"}, "template: cannot be combined with raw"),
+        ({"raw": True, "context": [1]}, "context: cannot be combined with raw"),
+        ({"suffix": "a", "context": [1]}, "context: cannot be combined with suffix"),
+        ({"context": [1], "images": ["QQ=="]}, "images: cannot be combined with context"),
+        ({"context": [-1]}, "context: -1 is not a valid token id"),
+        ({"context": [97] * 5000}, "context: context and prompt have 5"),
         ({"images": ["QQ=="]}, "images[0]: images, sound and video"),
         ({"raw": True, "images": ["QQ=="]}, "images: cannot be combined with raw"),
         ({"raw": True, "system": "x"}, "system: cannot be combined with raw"),

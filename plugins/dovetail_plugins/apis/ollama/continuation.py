@@ -36,10 +36,11 @@ async def prepare_continuation(
 ) -> Generation:
     """Return the request ready for the engine. Raises: RequestError in the client's field names"""
     with in_words_of(GENERATE.field_names):
-        if body.think:
-            raise RequestError("needs a template, which raw and suffix leave out.", where="think")
-        text, model = await server.text_for(model)
         chat = chat_of_prompt(body)
+        for name in ("think", "system", "template"):
+            if getattr(body, name):
+                raise RequestError("needs a template, which raw and suffix leave out.", where=name)
+        text, model = await server.text_for(model)
         ids = await _prompt_ids(text, body)
         constraint = requested_constraint(chat, chat.response_format, text.structured_output_spec)
         fields = _engine_fields(text, body, chat)

@@ -26,7 +26,12 @@ FORMAT_NAMES = {
 }
 CHAT_NAMES = {**options.NAMES, **FORMAT_NAMES}
 """Chat's field names -> their different names in /api/chat."""
-GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
+GENERATE_NAMES = {
+    **CHAT_NAMES,
+    "messages": "prompt",
+    "chat_template": "template",
+    "chat_template_kwargs.suffix": "suffix",
+}
 """The same for /api/generate, where the prompt is the conversation."""
 
 
@@ -36,39 +41,43 @@ def chat_of(body: OllamaChatRequest) -> ChatRequest:
     return as_chat(body, {"messages": messages, "tools": body.tools or None, **_shared(body)})
 
 
-def chat_of_prompt(body: OllamaGenerateRequest) -> ChatRequest:
-    """Return a prompt as a conversation of one turn. Raises: RequestError"""
+def turns_of(body: OllamaGenerateRequest) -> list[dict[str, Any]]:
+    """Return a prompt as the turns of a conversation. Raises: RequestError"""
     check_prompt(body)
-    messages: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": body.system})
+        turns.append({"role": "system", "content": body.system})
     content = _with_images(body.prompt or "", body.images, "images")
-    messages.append({"role": "user", "content": content})
-    return as_chat(body, {"messages": messages, **_shared(body)})
+    return [*turns, {"role": "user", "content": content}]
+
+
+def chat_of_prompt(
+    body: OllamaGenerateRequest, turns: Sequence[dict[str, Any]] | None = None
+) -> ChatRequest:
+    """Return a prompt as a conversation, by default of `turns_of`. Raises: RequestError"""
+    fields: dict[str, Any] = {"messages": turns_of(body) if turns is None else turns}
+    if body.template:
+        fields["chat_template"] = body.template
+    if body.suffix and not body.raw:
+        fields["chat_template_kwargs"] = {"suffix": body.suffix}
+    return as_chat(body, fields | _shared(body))
 
 
 def check_prompt(body: OllamaGenerateRequest) -> None:
-    """Raise RequestError for prompt fields that are unsupported or contradict each other"""
-    if body.template:
+    """Raise RequestError for prompt fields that contradict each other"""
+    clashes = {"raw": ("system", "template", "context", "images"), "suffix": ("context", "images")}
+    for field, others in clashes.items():
+        clash = next((name for name in others if getattr(body, name)), None)
+        if getattr(body, field) and clash:
+            why = "no template is used" if field == "raw" else "the answer is between two texts"
+            raise RequestError(f"cannot be combined with {field}: {why}.", where=clash)
+    if body.context and body.images:
         raise RequestError(
-            "templates in Go's language are not supported; chat templates are Jinja here.",
-            where="template",
-            fix="send the whole prompt with raw, or start the server with --chat-template FILE.",
+            "cannot be combined with context, which is of text alone.",
+            where="images",
+            fix="send the conversation's messages to /api/chat.",
             code="unsupported_field",
         )
-    if body.context:
-        raise RequestError(
-            "a conversation is not carried on by token ids.",
-            where="context",
-            fix="send its messages to /api/chat.",
-            code="unsupported_field",
-        )
-    if body.images and (body.raw or body.suffix):
-        other = "raw" if body.raw else "suffix"
-        raise RequestError(f"cannot be combined with {other}: no template is used.", where="images")
-    if body.system and (body.raw or body.suffix):
-        other = "raw" if body.raw else "suffix"
-        raise RequestError(f"cannot be combined with {other}: no template is used.", where="system")
 
 
 def switches(body: OllamaRequest) -> list[Switch]:

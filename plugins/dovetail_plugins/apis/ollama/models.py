@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
+
 from dovetail.config.checkpoint.sources.weights_check import is_whole_model, weights_bytes
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE
@@ -22,14 +24,19 @@ from dovetail.server.endpoint import App, ServerOf
 from dovetail.version import __version__
 from dovetail_plugins.apis._infill import infill_of
 from dovetail_plugins.apis.ollama.protocol import OllamaShowRequest
-from dovetail_plugins.apis.ollama.response import written_time
+from dovetail_plugins.apis.ollama.response import encoded, written_time
 from dovetail_plugins.apis.ollama.weights import weights_of
+from dovetail_plugins.modelfile.fields import parameters_of
+from dovetail_plugins.modelfile.model import ExampleMessage, Modelfile
+from dovetail_plugins.modelfile.writing import parameter_lines, write
 
 LATEST = ":latest"
 """The tag that clients append to a name without one."""
 NEVER = "9999-12-31T23:59:59Z"
 """The time at which the model is unloaded."""
 MAX_KNOWN = 4
+LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "USE_POLICY.md")
+MAX_LICENSE_BYTES = 1 << 18
 
 
 async def meant_model(server: App, requested: str) -> str:
@@ -66,24 +73,64 @@ async def _names(server: App) -> list[str]:
     return [*server.engine.spec.model_names, *(source.name for source in adapters)]
 
 
-async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:
-    """Return the facts of the model: its sizes, its template, its capabilities."""
+async def show_model(body: OllamaShowRequest, server: ServerOf) -> Response:
+    """Return the facts of the model: its sizes, its settings, its capabilities."""
     name = await meant_model(server, body.model)
     adapter = server.engine.spec.adapter_of(name)
     base = server.engine.spec.model_names[0] if adapter else name
-    parameters = [f"{key} {value}" for key, value in server.engine.spec.default_sampling.items()]
-    lines = [f"FROM {base}", *(f"PARAMETER {line}" for line in parameters)]
-    if adapter:
-        lines.append(f"ADAPTER {adapter}")
-    return {
-        "modelfile": "\n".join(lines),
-        "parameters": "\n".join(parameters),
-        "template": server.text.renderer.source,
+    shown = await asyncio.to_thread(_modelfile, server, base, adapter)
+    fields = {
+        "modelfile": write(shown),
+        "parameters": parameter_lines(shown.parameters),
+        "template": shown.template,
+        "system": shown.system,
+        "license": "\n".join(shown.licenses),
+        "messages": [{"role": one.role, "content": one.content} for one in shown.messages],
         "details": {**await _details(server), "parent_model": base if adapter else ""},
-        "model_info": _model_info(server),
+        "model_info": _model_info(server) | await _vocabulary(server, body),
         "capabilities": _capabilities(server),
         "modified_at": _modified_at(server),
     }
+    return Response(encoded(fields), media_type="application/json")
+
+
+def _modelfile(server: App, base: str, adapter: str) -> Modelfile:
+    """Return the model and its settings as a Modelfile."""
+    options = server.text.renderer.selection.options
+    turns = options.get("messages", ())
+    return Modelfile(
+        base=base,
+        parameters=parameters_of(server.engine.spec.default_sampling),
+        template=server.text.renderer.source,
+        system=options.get("system", ""),
+        adapters=(adapter,) if adapter else (),
+        licenses=_licenses(server.engine.spec.run.model.path),
+        messages=tuple(ExampleMessage(turn["role"], turn["content"]) for turn in turns),
+    )
+
+
+@lru_cache(MAX_KNOWN)
+def _licenses(path: str) -> tuple[str, ...]:
+    """Return the licence texts in a model's folder, which do not change while it is served."""
+    folder = Path(path)
+    found = (folder / name for name in LICENSES)
+    texts = (_start_of(file) for file in found if file.is_file())
+    return tuple(texts)
+
+
+def _start_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return opened.read(MAX_LICENSE_BYTES).decode("utf-8", "replace")
+
+
+async def _vocabulary(server: App, body: OllamaShowRequest) -> dict[str, Any]:
+    """Return the tokens' names for a verbose answer; as in Ollama's, null for another."""
+    if not server.engine.spec.has_tokenizer:
+        return {}
+    tokenizer = server.engine.tokenizer
+    ids = range(tokenizer.facts().vocab_size if body.verbose else 0)
+    tokens = await asyncio.to_thread(tokenizer.names, ids) if ids else None
+    return {"tokenizer.ggml.tokens": tokens}
 
 
 async def show_version() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import App, fault_of, is_hint
+from dovetail_plugins.apis.ollama.keep_alive import seconds_of
 from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
 
 LOADING = frozenset(
@@ -89,7 +90,10 @@ def check_fields(server: App, body: OllamaRequest | OllamaEmbedFields) -> list[s
     unsupported one that would change the answer"""
     names = server.fields.check(body, known=("messages.", "options."))
     if body.keep_alive is not None:
+        seconds_of(body.keep_alive)
         names.append("keep_alive")
+    if isinstance(body, OllamaRequest) and body.shift:
+        names.append("shift")
     options = body.options
     if options is None:
         return names

@@ -74,7 +74,9 @@ class OllamaMessage(Body):
 
 
 class OllamaRequest(SamplingFields):
-    """The fields of both chat and generate. `format` is "json" or a schema."""
+    """The fields of both chat and generate. `format` is "json" or a schema. A prompt that is too
+    long is refused unless `truncate`; an answer always ends at the end of the context, as without
+    `shift`."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = True
@@ -82,6 +84,8 @@ class OllamaRequest(SamplingFields):
     think: bool | str | None = None
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -100,7 +104,7 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: list[int] | None = None
+    context: Annotated[list[int], Field(max_length=INT31)] | None = None
     raw: bool | None = None
     images: Annotated[list[Any], Field(max_length=MAX_PARTS)] | None = None
 
@@ -128,7 +132,7 @@ class OllamaEmbeddingsRequest(OllamaEmbedFields):
 
 
 class OllamaShowRequest(Body):
-    """A request for the facts of a model. `verbose` has no effect."""
+    """A request for the facts of a model; with `verbose`, also all texts of its vocabulary."""
 
     model: Annotated[str, Field(min_length=1)]
     verbose: bool | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -95,7 +95,8 @@ Shape = Callable[[ContentDelta], Fields]
 
 class OllamaAnswer:
     """One answer while it grows. `model` is the requested name, `began_ns` the arrival time
-    (monotonic clock); `num_top` is None without logprobs."""
+    (monotonic clock); `num_top` is None without logprobs. With `prompt_ids` the end has the ids of
+    the whole conversation, as `context`."""
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class OllamaAnswer:
         began_ns: int,
         num_top: int | None,
         shows_cached: bool,
+        prompt_ids: Sequence[int] | None = None,
     ) -> None:
         self._meta = meta
         self._shape = shape
@@ -113,6 +115,7 @@ class OllamaAnswer:
         self._began_ns = began_ns
         self._num_top = num_top
         self._shows_cached = shows_cached
+        self._context = None if prompt_ids is None else list(prompt_ids)
         self._blocks = ContentBlocks()
         self._num_calls = 0
 
@@ -120,6 +123,8 @@ class OllamaAnswer:
         """Return the content of a step. A call is emitted once its arguments are complete, and
         dropped if the answer ends within them. Mutates: self"""
         news = empty_delta()
+        if self._context is not None:
+            self._context += step.token_ids
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
             changes += self._blocks.finish()
@@ -149,6 +154,7 @@ class OllamaAnswer:
         cached = {"prompt_eval_cached_count": step.num_cached_tokens}
         return {
             "done_reason": step.finish_reason,
+            **({} if self._context is None else {"context": self._context}),
             "total_duration": time.monotonic_ns() - self._began_ns,
             "prompt_eval_count": step.num_prompt_tokens,
             **(cached if self._shows_cached else {}),

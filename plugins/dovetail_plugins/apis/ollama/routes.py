@@ -28,8 +28,10 @@ from dovetail.server.endpoint import (
     in_words_of,
     prepare,
 )
+from dovetail_plugins.apis.ollama.context import carried_on, checked
 from dovetail_plugins.apis.ollama.continuation import prepare_continuation
 from dovetail_plugins.apis.ollama.embed import embed, embed_prompt
+from dovetail_plugins.apis.ollama.fitting import fitted
 from dovetail_plugins.apis.ollama.input import (
     CHAT_NAMES,
     GENERATE_NAMES,
@@ -37,7 +39,9 @@ from dovetail_plugins.apis.ollama.input import (
     chat_of_prompt,
     image_names,
     switches,
+    turns_of,
 )
+from dovetail_plugins.apis.ollama.keep_alive import seconds_of
 from dovetail_plugins.apis.ollama.models import (
     list_loaded,
     list_models,
@@ -71,6 +75,7 @@ from dovetail_plugins.apis.ollama.response import (
     line,
     whole_answer,
 )
+from dovetail_plugins.apis.ollama.template import renders_suffix, trusting
 from dovetail_plugins.usage import shows_cached
 
 
@@ -96,15 +101,31 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
         return _loaded(body, as_response)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
-        if body.raw or body.suffix:
+        if body.raw or (body.suffix and not renders_suffix(server, body)):
             generation = await prepare_continuation(
                 server, body, request, model=model, ignored=ignored
             )
         else:
-            with in_words_of(GENERATE_NAMES):
-                chat = chat_of_prompt(body)
-            generation = await _prepared(server, body, chat, request, GENERATE, model, ignored)
+            generation = await _prepared_prompt(server, body, request, model, ignored)
         return await _answered(server, body, request, owned, generation, as_response, began_ns)
+
+
+async def _prepared_prompt(
+    server: App, body: OllamaGenerateRequest, request: Request, model: str, ignored: Sequence[str]
+) -> Generation:
+    """Return a prompt ready for the engine, rendered by the template. Raises: RequestError"""
+    trusted = trusting(server, body.template)
+    with in_words_of(GENERATE_NAMES):
+        turns = turns_of(body)
+        if body.context:
+            turns = await checked(server, model, body.context, turns)
+        chat = chat_of_prompt(body, turns)
+    generation = await _prepared(trusted, body, chat, request, GENERATE, model, ignored)
+    if not body.context:
+        return generation
+    with in_words_of(GENERATE_NAMES):
+        chat = chat.model_copy(update={"model": model})
+        return await carried_on(trusted, generation, chat, body.context, switches(body))
 
 
 async def _checked(server: App, body: OllamaRequest) -> tuple[str, list[str]]:
@@ -123,10 +144,14 @@ async def _prepared(
 ) -> Generation:
     """Return a conversation ready for the engine. Raises: RequestError, also if thinking is
     requested from a model without it"""
+    chat = chat.model_copy(update={"model": model})
     with in_words_of(image_names(body)):
+        if body.truncate:
+            with in_words_of(dialect.field_names):
+                chat = await fitted(server, chat, switches(body))
         generation = await prepare(
             server,
-            chat.model_copy(update={"model": model}),
+            chat,
             request,
             dialect=dialect,
             ignored=ignored,
@@ -155,6 +180,7 @@ async def _answered(
     """Return the response. Mutates: owned (a stream takes over its contents)"""
     meta = generation.meta
     num_top = (body.top_logprobs or 0) if body.logprobs else None
+    has_context = isinstance(body, OllamaGenerateRequest) and not (body.raw or generation.parts)
     answer = OllamaAnswer(
         meta,
         shape,
@@ -162,6 +188,7 @@ async def _answered(
         began_ns=began_ns,
         num_top=num_top,
         shows_cached=shows_cached(server, body),
+        prompt_ids=generation.prompt_ids if has_context else None,
     )
     steps = generation.steps(server)
     owned.push_async_callback(steps.aclose)
@@ -175,7 +202,7 @@ async def _answered(
 def _loaded(body: OllamaRequest, shape: Shape) -> Response:
     """Return the answer to an empty request: the model is loaded. Raises: RequestError if it asks
     to unload it"""
-    if body.keep_alive in (0, "0", "0s"):
+    if body.keep_alive is not None and seconds_of(body.keep_alive) == 0:
         raise RequestError(
             "the model stays loaded while the server runs.",
             where="keep_alive",
