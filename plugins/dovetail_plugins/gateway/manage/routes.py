@@ -13,7 +13,7 @@ from dovetail.interfaces.api import Api, ApiError
 from dovetail.interfaces.api import Route as ApiRoute
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.apis.ollama.response import error_body
-from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading, pulling
+from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading, pulling, showing
 from dovetail_plugins.gateway.manage.management import management_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -45,9 +45,10 @@ _CHANGES: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
 MANAGEMENT: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     *((path, _guarded(endpoint), methods) for path, endpoint, methods in _CHANGES),
     ("/models", loading.list_models, ("GET",)),
+    ("/api/show", showing.show_model, ("POST",)),
 )
 """Path, endpoint and methods."""
-GUARDED = {endpoint for path, endpoint, _ in MANAGEMENT if path != "/models"}
+GUARDED = {endpoint for _, endpoint, _ in MANAGEMENT[: len(_CHANGES)]}
 """The endpoints that check keys themselves."""
 
 
