@@ -19,7 +19,8 @@ CLOCK_ERROR_S = 2.0
 
 
 def running_servers() -> list[ServerRecord]:
-    """Return the running servers, oldest first. Records of ended servers are removed."""
+    """Return the running servers, oldest first, without those that serve a model for another one.
+    Records of ended servers are removed."""
     found = []
     folder = records_folder()
     if not is_own(folder):
@@ -30,7 +31,17 @@ def running_servers() -> list[ServerRecord]:
             found.append(record)
         else:
             file.unlink(missing_ok=True)
-    return sorted(found, key=lambda record: record.started_s)
+    own = [record for record in found if not _parent_of(record) & {one.pid for one in found}]
+    return sorted(own, key=lambda record: record.started_s)
+
+
+def _parent_of(record: ServerRecord) -> set[int]:
+    """Return the process id of a server's parent; empty if it has just ended."""
+    process = process_of(record)
+    try:
+        return set() if process is None else {process.ppid()}
+    except psutil.Error:
+        return set()
 
 
 def process_of(record: ServerRecord) -> psutil.Process | None:
