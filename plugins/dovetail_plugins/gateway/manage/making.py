@@ -44,10 +44,21 @@ def record_of(catalogue: Catalogue, body: CreateBody) -> Record:
         described = of_request(fields, lambda digest: _blob(digest, blobs.check))
     except ConfigError as error:
         raise _as_request_error(error) from error
+    return record_from(catalogue, described, files, adapters)
+
+
+def record_from(
+    catalogue: Catalogue,
+    described: Modelfile,
+    files: Mapping[str, str],
+    adapters: Mapping[str, str],
+) -> Record:
+    """Return the model of a Modelfile. `files` and `adapters` are blobs (file name -> digits) in
+    place of those that it names. Raises: RequestError"""
     if described.projectors:
         raise RequestError("FROM may stand once.", where="modelfile", fix="send `files`.")
     if files:
-        old = Record(modelfile=Modelfile(base=""), files=files)
+        old = Record(modelfile=Modelfile(base=""), files=dict(files))
     else:
         old = base_of(catalogue, described.base, "from")
     return _merged(old, described, adapters or _of_paths(described.adapters, "adapter"))
@@ -83,7 +94,7 @@ def base_of(catalogue: Catalogue, name: str, where: str) -> Record:
         raise RequestError(
             f"{name[:256]!r} is no model of this machine.",
             where=where,
-            fix="name one that GET /v1/models lists, pull it first, or upload its file. A path may "
+            fix="name one that `dovetail list` shows, pull it first, or upload its file. A path may "
             "only be that of such a model.",
             code="model_not_found",
             status=404,
