@@ -6,6 +6,7 @@ match.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import psutil
@@ -31,17 +32,19 @@ def running_servers() -> list[ServerRecord]:
             found.append(record)
         else:
             file.unlink(missing_ok=True)
-    own = [record for record in found if not _parent_of(record) & {one.pid for one in found}]
+    pids = {record.pid for record in found}
+    own = [record for record in found if not _serves_another(record, pids)]
     return sorted(own, key=lambda record: record.started_s)
 
 
-def _parent_of(record: ServerRecord) -> set[int]:
-    """Return the process id of a server's parent; empty if it has just ended."""
+def _serves_another(record: ServerRecord, pids: Container[int]) -> bool:
+    """Return whether a server answers only its parent, which is one of these."""
     process = process_of(record)
     try:
-        return set() if process is None else {process.ppid()}
-    except psutil.Error:
-        return set()
+        is_child = process is not None and process.ppid() in pids
+    except psutil.Error:  # it has just ended
+        return False
+    return is_child and record.url.startswith("unix:")
 
 
 def process_of(record: ServerRecord) -> psutil.Process | None:

@@ -24,8 +24,8 @@ class StopCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the server and the time limit. Mutates: parser."""
         text = (
-            "name or process id, as `dovetail ps` shows them; may be left out where one server runs; "
-            "or a model that a server loaded by name, which is unloaded"
+            "name or process id, as `dovetail ps` shows them; may be left out where one server "
+            "runs; or a model that a server loaded by name, which is unloaded"
         )
         parser.add_argument("server", nargs="?", metavar="SERVER", help=text)
         parser.add_argument("--all", action="store_true", help="stop every server")

@@ -94,8 +94,8 @@ def base_of(catalogue: Catalogue, name: str, where: str) -> Record:
         raise RequestError(
             f"{name[:256]!r} is no model of this machine.",
             where=where,
-            fix="name one that `dovetail list` shows, pull it first, or upload its file. A path may "
-            "only be that of such a model.",
+            fix="name one that `dovetail list` shows, pull it first, or upload its file. A path "
+            "may only be that of such a model.",
             code="model_not_found",
             status=404,
         )
