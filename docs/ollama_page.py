@@ -40,16 +40,13 @@ safetensors, and GGUF files as they are.
 3. [Serve a GGUF file](../how_to/serve_a_gguf_file.md) if you have one already.
 """
 
+BY_NAME = "the same with `--models`, where models are loaded by name; else refused"
 OWN_NAME = re.compile(r"`([^`]+)`")
 INSTEAD: dict[str, dict[str, str]] = {
     "commands": {
         "serve": "`dovetail serve MODEL`, for the models that are named",
         "run": "`dovetail run MODEL`",
-        "show": "`dovetail inspect MODEL`",
-        "stop": "`dovetail stop`, which ends a server; what runs is finished first",
-        "cp": "another name for the same model: `--served-model-name`",
-        "create": "settings: `dovetail modelfile`; weights: `dovetail quantize` and "
-        "`dovetail convert`",
+        "stop": "`dovetail stop`, of a model or a server; what runs is finished first",
         "push": "not here: models are published with the hub's own tools",
         "signin": "not here: a token for gated models is given with `--hf-token`",
         "signout": "not here: a token for gated models is given with `--hf-token`",
@@ -61,12 +58,12 @@ INSTEAD: dict[str, dict[str, str]] = {
         "/api/ps": "`/v1/models` and `/load`",
         "/api/show": "`dovetail inspect`, on the command line",
         "/api/version": "`/version`",
-        "/api/pull": "refused: `dovetail pull` fetches models, on the server's machine",
-        "/api/delete": "refused: `dovetail rm` deletes models, on the server's machine",
-        "/api/copy": "refused: `--served-model-name` gives several names",
-        "/api/create": "refused: a server's models are named when it starts",
+        "/api/pull": f"{BY_NAME}. From the hub: names of Ollama's registry are refused",
+        "/api/delete": f"{BY_NAME}. Of created models and the hub's cache",
+        "/api/copy": BY_NAME,
+        "/api/create": f"{BY_NAME}. Nothing is quantized",
         "/api/push": "refused: models are published with the hub's own tools",
-        "/api/blobs/:digest": "absent: no client can upload weights",
+        "/api/blobs/:digest": BY_NAME,
         "/v1/models/{model}": "the same",
     },
     "options": {

@@ -51,6 +51,6 @@ def test_a_row_cannot_name_what_does_not_exist(
     ollama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for wrong in ("`--no-such-flag`", "`/no/such/path`", "`dovetail nothing`", "`no_such_field`"):
-        monkeypatch.setitem(ollama.INSTEAD["commands"], "create", wrong)
-        with pytest.raises(ValueError, match="create"):
+        monkeypatch.setitem(ollama.INSTEAD["commands"], "push", wrong)
+        with pytest.raises(ValueError, match="push"):
             ollama.ollama_page("")

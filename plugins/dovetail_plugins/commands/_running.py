@@ -6,6 +6,7 @@ match.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,8 @@ CLOCK_ERROR_S = 2.0
 
 
 def running_servers() -> list[ServerRecord]:
-    """Return the running servers, oldest first. Records of ended servers are removed."""
+    """Return the running servers, oldest first, without those that serve a model for another one.
+    Records of ended servers are removed."""
     found = []
     folder = records_folder()
     if not is_own(folder):
@@ -30,7 +32,19 @@ def running_servers() -> list[ServerRecord]:
             found.append(record)
         else:
             file.unlink(missing_ok=True)
-    return sorted(found, key=lambda record: record.started_s)
+    pids = {record.pid for record in found}
+    own = [record for record in found if not _serves_another(record, pids)]
+    return sorted(own, key=lambda record: record.started_s)
+
+
+def _serves_another(record: ServerRecord, pids: Container[int]) -> bool:
+    """Return whether a server answers only its parent, which is one of these."""
+    process = process_of(record)
+    try:
+        is_child = process is not None and process.ppid() in pids
+    except psutil.Error:  # it has just ended
+        return False
+    return is_child and record.url.startswith("unix:")
 
 
 def process_of(record: ServerRecord) -> psutil.Process | None:

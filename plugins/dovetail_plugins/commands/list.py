@@ -30,11 +30,11 @@ class ListCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the models; return the exit status. Raises: ConfigError."""
-        from dovetail_plugins.commands._model_stores import stores_of
+        from dovetail_plugins.commands._created import catalogue_of
         from dovetail_plugins.inspect.listing import device_memory, listed
 
         device, free_bytes = device_memory()
-        found = [listed(model, free_bytes) for model in stores_of(args).all_models()]
+        found = [listed(model, free_bytes) for model in catalogue_of(args).models()]
         if args.json:
             facts = {
                 "device": device,

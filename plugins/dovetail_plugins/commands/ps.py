@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.command import Command
@@ -13,12 +14,15 @@ if TYPE_CHECKING:
     from dovetail.server.launch.records import ServerRecord
 
 COLUMNS = ("PID", "NAME", "URL", "UPTIME", "MEMORY")
+MODEL_COLUMNS = ("PID", "MODEL", "STATE", "NEEDS", "LEAVES IN")
+UNLOADED = "unloaded"
+YEAR_DAYS = 365
 
 
 class PsCommand(Command):
     """`dovetail ps`."""
 
-    info = Info(summary="list the servers that run here")
+    info = Info(summary="list the servers that run here, and their loaded models")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the argument of the display. Mutates: parser."""
@@ -36,15 +40,43 @@ class PsCommand(Command):
         if not found:
             print("No server runs here. `dovetail serve MODEL` starts one.")
             return 0
-        rows = [COLUMNS, *(_row(facts, size(facts["memory_bytes"])) for facts in found)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-        for row in rows:
-            print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+        _print_table([COLUMNS, *(_row(facts, size(facts["memory_bytes"])) for facts in found)])
+        rows = [row for facts in found for row in _model_rows(facts, size)]
+        if rows:
+            print()
+            _print_table([MODEL_COLUMNS, *rows])
         return 0
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _model_rows(facts: dict[str, Any], size: Callable[[int], str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model of a server that holds memory or is about to."""
+    for model in facts["models"]:
+        if model["state"] != UNLOADED:
+            need = size(model["needed_bytes"]) if model["needed_bytes"] else ""
+            until = _in_words(model["expires_at"])
+            yield (str(facts["pid"]), model["name"], model["state"], need, until)
+
+
+def _in_words(expires_at: str | None) -> str:
+    """Return when a model leaves memory, from now on."""
+    from datetime import UTC, datetime
+
+    if not expires_at:
+        return ""
+    left = datetime.fromisoformat(expires_at) - datetime.now(UTC)
+    return "stays" if left.days > YEAR_DAYS else uptime(max(0, round(left.total_seconds())))
 
 
 def _facts(record: ServerRecord) -> dict[str, Any]:
     import time
+
+    from dovetail_plugins.commands._running_models import models_of
 
     return {
         "pid": record.pid,
@@ -53,6 +85,15 @@ def _facts(record: ServerRecord) -> dict[str, Any]:
         "path": record.path,
         "uptime_s": round(time.time() - record.started_s),
         "memory_bytes": memory_bytes(record.pid),
+        "models": [
+            {
+                "name": card["id"],
+                "state": card["state"],
+                **{name: card.get(name) for name in ("size_bytes", "needed_bytes", "expires_at")},
+            }
+            for card in models_of(record)
+            if "state" in card and not card.get("parent")
+        ],
     }
 
 

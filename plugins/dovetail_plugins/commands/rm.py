@@ -1,4 +1,4 @@
-"""`dovetail rm`: deletes a model, only from the hub's cache."""
+"""`dovetail rm`: deletes a model, only from the hub's cache or of those created here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHERE = "dovetail rm"
 class RmCommand(Command):
     """`dovetail rm`."""
 
-    info = Info(summary="delete a model from the Hugging Face cache")
+    info = Info(summary="delete a model from the Hugging Face cache, or one that was created")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model, the confirmation and the store arguments. Mutates: parser."""
@@ -32,6 +32,8 @@ class RmCommand(Command):
         from dovetail_plugins.inspect.render import size
         from dovetail_plugins.model_removal import removal_of
 
+        if (created := _created(args.model)) is not None:
+            return _remove_created(created, is_sure=args.yes)
         removal = removal_of(stores_of(args), args.model, WHERE)
         freed = size(removal.num_bytes)
         if not args.yes and not _is_wanted(f"Delete {args.model} ({freed}, {removal.folder})?"):
@@ -40,6 +42,26 @@ class RmCommand(Command):
         removal.run()
         print(f"{args.model} is deleted: {freed} are free again.")
         return 0
+
+
+def _created(name: str) -> str | None:
+    """Return the full name of a created model; None if there is none of this name."""
+    from dovetail_plugins.created_models.names import LATEST
+    from dovetail_plugins.created_models.store import CreatedStore
+
+    names = set(CreatedStore().names())
+    return next((one for one in (name, name + LATEST) if one in names), None)
+
+
+def _remove_created(name: str, *, is_sure: bool) -> int:
+    from dovetail_plugins.created_models.store import CreatedStore
+
+    if not is_sure and not _is_wanted(f"Delete {name}, and its files that no other model uses?"):
+        print("Nothing was deleted.")
+        return 1
+    CreatedStore().remove(name)
+    print(f"{name} is deleted.")
+    return 0
 
 
 def _is_wanted(question: str) -> bool:

@@ -19,12 +19,13 @@ TIMEOUT_S = 30.0
 class StopCommand(Command):
     """`dovetail stop`."""
 
-    info = Info(summary="stop a server that runs here")
+    info = Info(summary="stop a server that runs here, or unload one of its models")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the server and the time limit. Mutates: parser."""
         text = (
-            "name or process id, as `dovetail ps` shows them; may be left out where one server runs"
+            "name or process id, as `dovetail ps` shows them; may be left out where one server "
+            "runs; or a model that a server loaded by name, which is unloaded"
         )
         parser.add_argument("server", nargs="?", metavar="SERVER", help=text)
         parser.add_argument("--all", action="store_true", help="stop every server")
@@ -38,10 +39,25 @@ class StopCommand(Command):
         """
         from dovetail_plugins.commands._running import running_servers
 
-        for record in chosen(running_servers(), args.server, is_all=args.all):
+        records = running_servers()
+        if args.server and _unloaded(records, args.server):
+            return 0
+        for record in chosen(records, args.server, is_all=args.all):
             _stop(record, args.timeout)
             print(f"stopped {', '.join(record.names)} ({record.url}, process {record.pid})")
         return 0
+
+
+def _unloaded(records: list[ServerRecord], name: str) -> bool:
+    """Unload a model that is one of several of a server; return whether there is one."""
+    from dovetail_plugins.commands._running_models import offering, unload
+
+    if any(name in (str(record.pid), *record.names) for record in records):
+        return False
+    found = [record for record in offering(records, name) if unload(record, name)]
+    for record in found:
+        print(f"unloaded {name} ({record.url}, process {record.pid})")
+    return bool(found)
 
 
 def chosen(

@@ -18,6 +18,7 @@ from typing import IO, Self
 from dovetail.errors import RequestError
 
 PREFIX = "sha256-"
+PIECE_BYTES = 1 << 20
 _PARTIAL = ".partial-"
 UNUSED_S = 86400.0
 """How long a file that no model uses stays, so that a model can be made of it."""
@@ -62,6 +63,19 @@ class Blobs:
         if num_bytes is not None and num_bytes > shutil.disk_usage(self.folder).free:
             raise _disk_full(num_bytes)
         return Upload(self, digits)
+
+    def add(self, file: Path) -> str:
+        """Copy a file in; return the digits of its digest. Raises: RequestError if the disk is
+        full, OSError"""
+        with file.open("rb") as source:
+            digits = hashlib.file_digest(source, "sha256").hexdigest()
+            if not self.touch(digits):
+                source.seek(0)
+                with self.upload(digits, file.stat().st_size) as upload:
+                    while piece := source.read(PIECE_BYTES):
+                        upload.write(piece)
+                    upload.finish()
+        return digits
 
     def prune(self, used: Container[str], now_s: float | None = None) -> None:
         """Delete parts of uploads that broke off, and files not in `used`, after a day."""

@@ -13,9 +13,11 @@ from threading import Lock
 from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.checkpoint.stores.find import Stores
 from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.config.config import Config
+from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.steps.cache_size import kv_bytes
 from dovetail.errors import ConfigError
 from dovetail_plugins.apis.ollama.models import LATEST
@@ -75,6 +77,11 @@ class Catalogue:
             config = config.with_fields(fields, origin=f"the Modelfile of {model.name}")
         config = config.with_fields(self._usual_fields(config, model), origin="default")
         return entry_of(config, aliases, model.path)
+
+    @property
+    def hub(self) -> Hub:
+        """Return the hub that models are fetched from."""
+        return hub_of(self._config.model, self._config.load)
 
     @property
     def stores(self) -> Stores:

@@ -13,6 +13,7 @@ from dovetail.interfaces.api import Api
 from dovetail.server.families import build_apis, choose_apis
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
+from dovetail.server.launch.records import record_removed, write_record
 from dovetail.server.launch.serve import (
     set_process_up,
     stopped_while_starting,
@@ -22,7 +23,7 @@ from dovetail.server.launch.sockets import listening, url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail_plugins.gateway.app import build_gateway
 from dovetail_plugins.gateway.catalogue import Catalogue
-from dovetail_plugins.gateway.entries import ModelEntry, entries_of, offers_any
+from dovetail_plugins.gateway.entries import ANY, ModelEntry, entries_of, offers_any
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import need_of
 from dovetail_plugins.gateway.model import GatewayModel
@@ -37,7 +38,7 @@ def run(config: Config, models: Sequence[str | None]) -> int:
     timer = StartupTimer()
     config = with_checked_frontend(config)
     entries = checked_entries(config, models)
-    with listening(config.frontend) as sock:
+    with record_removed(), listening(config.frontend) as sock:
         with timer.time("config"):
             apis = build_apis(choose_apis(config))
             checked = [_checked(entry) for entry in entries]
@@ -97,6 +98,7 @@ async def _serve(
         url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
         names = [n for m in models for n in m.entry.names]
         others = ["every model that `dovetail list` shows"] if fleet.catalogue else []
+        write_record(url, names or [ANY], "")
         logger.info("serving %s", ", and ".join([", ".join(names)] * bool(names) + others))
         logger.info("ready in %.1f s at %s", timer.total_s(), url)
 

@@ -10,15 +10,18 @@ from dovetail.errors import RequestError
 from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.manage.access import Access
+from dovetail_plugins.gateway.manage.pulls import Pulls
 
 
 class Management:
-    """The fleet, who may change it, and a lock for changes of the stores."""
+    """The fleet, who may change it, and the downloads. `lock` is held during changes of the
+    stores."""
 
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self.fleet = fleet
         self.access = access
         self.lock = asyncio.Lock()
+        self.pulls = Pulls()
 
     @property
     def catalogue(self) -> Catalogue:

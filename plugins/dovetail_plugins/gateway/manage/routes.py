@@ -13,7 +13,7 @@ from dovetail.interfaces.api import Api, ApiError
 from dovetail.interfaces.api import Route as ApiRoute
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.apis.ollama.response import error_body
-from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading
+from dovetail_plugins.gateway.manage import blobs, creating, deleting, loading, pulling, showing
 from dovetail_plugins.gateway.manage.management import management_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -37,15 +37,18 @@ _CHANGES: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     ("/api/blobs/{digest}", blobs.upload_blob, ("POST",)),
     ("/api/copy", creating.copy_model, ("POST",)),
     ("/api/create", creating.create_model, ("POST",)),
+    ("/api/pull", pulling.pull_model, ("POST",)),
+    ("/api/push", pulling.push_model, ("POST",)),
     ("/api/delete", deleting.delete_model, ("DELETE",)),
     ("/v1/models/{name:path}", deleting.delete_named, ("DELETE",)),
 )
 MANAGEMENT: tuple[tuple[str, Endpoint, tuple[str, ...]], ...] = (
     *((path, _guarded(endpoint), methods) for path, endpoint, methods in _CHANGES),
     ("/models", loading.list_models, ("GET",)),
+    ("/api/show", showing.show_model, ("POST",)),
 )
 """Path, endpoint and methods."""
-GUARDED = {endpoint for path, endpoint, _ in MANAGEMENT if path != "/models"}
+GUARDED = {endpoint for _, endpoint, _ in MANAGEMENT[: len(_CHANGES)]}
 """The endpoints that check keys themselves."""
 
 

@@ -105,7 +105,7 @@ def fetch(
 
     Raises: ConfigError if the hub does not provide it, or has only GGUF files
     """
-    with _client_errors(wanted, hub):
+    with client_errors(wanted, hub):
         names = _listed(wanted, hub)
         ggufs = [one.label or one.stem for one in grouped(names)]
         needed = needed_files(names, with_weights=needs_weights, every_format=every_format)
@@ -120,7 +120,7 @@ def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
     the repository's projector. Raises: ConfigError if none or several match, or the hub does not
     provide it"""
     check_online(wanted)
-    with _client_errors(wanted, hub):
+    with client_errors(wanted, hub):
         names = _listed(wanted, hub)
         ggufs = grouped(names)
         found = named(ggufs, quant)
@@ -174,7 +174,7 @@ def _download(wanted: Wanted, hub: Hub, names: Sequence[str]) -> Path:
 
 
 @contextmanager
-def _client_errors(wanted: Wanted, hub: Hub) -> Iterator[None]:
+def client_errors(wanted: Wanted, hub: Hub) -> Iterator[None]:
     """Turn a failure of the hub's client into one error. Raises: ConfigError"""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 

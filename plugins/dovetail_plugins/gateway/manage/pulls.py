@@ -1,0 +1,127 @@
+"""Pulls: downloads that run in processes of their own, each shared by all who want the same model.
+
+A download ends when the last client that waits for it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dovetail.config.checkpoint.sources.hub import Hub
+from dovetail.json_values import InvalidJson, json_value
+from dovetail.processes.process import Child, spawn
+
+MODULE = "dovetail_plugins.gateway.manage.pull_child"
+GRACE_S = 2.0
+MAX_LINE_BYTES = 1 << 20
+Line = dict[str, Any]
+
+
+class Pull:
+    """One download, and the queues of those who wait for it. None in a queue is its end."""
+
+    def __init__(self, name: str, quant: str, hub: Hub) -> None:
+        self._boot = {
+            "name": name,
+            "quant": quant,
+            "cache": hub.cache,
+            "token": hub.token,
+            "is_modelscope": hub.is_modelscope,
+        }
+        self._queues: set[asyncio.Queue[Line | None]] = set()
+        self._past: dict[str, Line] = {}
+        self._last: Line = {}
+        self.task = asyncio.ensure_future(self._run())
+
+    async def lines(self) -> AsyncIterator[Line]:
+        """Yield the newest line of each file and state so far, then all lines. Raises: what
+        starting a process raises"""
+        queue: asyncio.Queue[Line | None] = asyncio.Queue()
+        for line in self._past.values():
+            queue.put_nowait(line)
+        self._queues.add(queue)
+        try:
+            while (line := await queue.get()) is not None:
+                yield line
+            await self.task
+        finally:
+            self._queues.discard(queue)
+            if not self._queues:
+                self.task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            async with _started(self._boot) as reader:
+                while data := await reader.readline():
+                    with contextlib.suppress(InvalidJson):  # cut off as the process ended
+                        self._tell(json_value(data))
+            if not {"error"} & self._last.keys() and self._last.get("status") != "success":
+                self._tell({"error": "the download ended before it was complete; pull it again."})
+        finally:
+            for queue in self._queues:
+                queue.put_nowait(None)
+
+    def _tell(self, line: Line) -> None:
+        self._last = line
+        self._past[str(line.get("digest") or line.get("status"))] = line
+        for queue in self._queues:
+            queue.put_nowait(line)
+
+
+class Pulls:
+    """All downloads of a server."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], Pull] = {}
+
+    async def lines(self, name: str, quant: str, hub: Hub) -> AsyncIterator[Line]:
+        """Yield the lines of a download, which is begun unless it runs. Mutates: self"""
+        key = (name.lower(), quant.lower())
+        pull = self._running.get(key)
+        if pull is None or pull.task.done():
+            pull = self._running[key] = Pull(name, quant, hub)
+            pull.task.add_done_callback(lambda _: self._forget(key, pull))
+        lines = pull.lines()
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                yield line
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of downloads."""
+        return len(self._running)
+
+    def _forget(self, key: tuple[str, str], pull: Pull) -> None:
+        if self._running.get(key) is pull:
+            del self._running[key]
+
+
+@contextlib.asynccontextmanager
+async def _started(boot: Line) -> AsyncIterator[asyncio.StreamReader]:
+    """Start the process, yield its lines, and end it."""
+    ours, theirs = os.pipe()
+    child: Child | None = None
+    try:
+        try:
+            call = lambda: spawn(  # noqa: E731
+                MODULE, boot | {"pipe": theirs}, pass_fds=[theirs], has_own_group=True
+            )
+            child = await asyncio.to_thread(call)
+        finally:
+            os.close(theirs)
+        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", buffering=0)
+        )
+        try:
+            yield reader
+        finally:
+            transport.close()
+    finally:
+        if child is not None:
+            await asyncio.shield(asyncio.to_thread(child.end, GRACE_S))

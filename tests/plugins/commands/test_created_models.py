@@ -1,0 +1,97 @@
+"""`create`, `cp`, `show`, `list` and `rm` of models that users make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.main import main
+from dovetail_plugins.created_models.store import CreatedStore
+from dovetail_plugins.modelfile.reading import read
+from support.any_models import cache_demo, demo_gguf, own_stores
+
+MODELFILE = """FROM {base}
+PARAMETER temperature 0.5
+SYSTEM \"\"\"You are "brief".\"\"\"
+LICENSE MIT
+"""
+
+
+@pytest.fixture(autouse=True)
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    own_stores(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    cache_demo(tmp_path)
+    return tmp_path
+
+
+def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_a_model_by_name_from_begin_to_end(
+    stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stores / "Modelfile").write_text(MODELFILE.format(base="org/model"))
+    assert "brief:latest is made" in out(capsys, "create", "brief")
+    assert "brief is also other:v2 now" in out(capsys, "cp", "brief", "other:v2")
+    rows = {line.split()[0]: line.split()[-1] for line in out(capsys, "list").splitlines()}
+    assert rows["brief:latest"] == rows["other:v2"] == "created"
+    assert out(capsys, "show", "brief", "--system").strip() == 'You are "brief".'
+    assert "temperature 0.5" in out(capsys, "show", "brief", "--parameters").splitlines()
+    assert out(capsys, "show", "brief", "--license").strip() == "MIT"
+    again = read(out(capsys, "show", "other:v2", "--modelfile"))
+    assert again.system == 'You are "brief".'
+    assert Path(again.base).is_dir()
+    assert "brief:latest is deleted" in out(capsys, "rm", "brief", "--yes")
+    assert main(["show", "brief"]) == 2
+    assert list(CreatedStore().names()) == ["other:v2"]
+
+
+def test_show_tells_the_facts_of_any_model(
+    stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line.split(maxsplit=1) for line in out(capsys, "show", "org/model").splitlines()]
+    facts = {line[0]: line[1] for line in lines if len(line) == 2}
+    config = json.loads((stores / "hub").glob("*/snapshots/*/config.json").__next__().read_text())
+    assert facts["architecture"] == config["model_type"]
+    assert facts["embedding"].split()[-1] == str(config["hidden_size"])
+    assert facts["capabilities"].startswith("completion")
+    shown = json.loads(out(capsys, "show", "org/model", "--json"))
+    assert shown["template"] == out(capsys, "show", "org/model", "--template").rstrip("\n") or (
+        shown["template"].rstrip() == out(capsys, "show", "org/model", "--template").rstrip()
+    )
+
+
+def test_files_are_copied_in(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = demo_gguf(stores / "made")
+    folder = stores / "elsewhere"
+    folder.mkdir()
+    (folder / "odd name (1).gguf").write_bytes(content)
+    (folder / "Modelfile").write_text(MODELFILE.format(base="./odd name (1).gguf"))
+    out(capsys, "create", "own", "-f", str(folder / "Modelfile"))
+    (folder / "odd name (1).gguf").unlink()
+    path = Path(read(out(capsys, "show", "own", "--modelfile")).base)
+    assert path.read_bytes() == content
+    out(capsys, "rm", "own", "-y")
+    assert not path.exists()
+
+
+def test_faults_are_said(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stores / "Modelfile").write_text(MODELFILE.format(base="nobody/nothing"))
+    for words, said in (
+        (("create", "x"), "no model of this machine"),
+        (("create", "../x"), "cannot be the name"),
+        (("create", "x", "-f", "none"), "cannot be read"),
+        (("cp", "nothing", "x"), "no model of this machine"),
+        (("cp", "org/model", "../x"), "cannot be the name"),
+        (("show", "nothing"), "there is no model nothing here"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+    (stores / "Modelfile").write_text("FROM org/model\nADAPTER ./none")
+    assert main(["create", "x"]) == 2
+    assert "ADAPTER" in capsys.readouterr().err
