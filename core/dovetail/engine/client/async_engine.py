@@ -267,8 +267,8 @@ class AsyncEngine(EngineOperations):
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
         `how`: further arguments of InputProcessor.prepare, by name. With `is_whole` there is one
-        output, at the end, or before an error with the result so far. Raises: RequestError if the
-        request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep, Overloaded
+        output, at the end, or before an error with the result so far. Raises: RequestError if it is
+        refused, RequestFault if it ends with an error, EngineDead, EngineAsleep, Overloaded
         """
         self._verify_open()
         if self.asleep:
