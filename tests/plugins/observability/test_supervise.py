@@ -89,7 +89,7 @@ def test_a_thread_that_fails_is_started_again_until_it_is_over() -> None:
 
 def test_health_names_what_fails_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     app, _ = app_for()
-    assert send(app, "GET", "/health").content == b""
+    assert send(app, "GET", "/health").json() == {"status": "ok"}
     supervise.note_failure("batches", OSError("disk full"))
     answer = send(app, "GET", "/health")
     assert answer.status_code == 200
@@ -97,4 +97,4 @@ def test_health_names_what_fails_and_recovers(monkeypatch: pytest.MonkeyPatch) -
     assert told["status"] == "degraded" and told["failing_tasks"] == ["batches"]
     assert "disk full" not in answer.text
     monkeypatch.setattr(supervise, "CALM_S", 0.0)
-    assert send(app, "GET", "/health").content == b""
+    assert send(app, "GET", "/health").json() == {"status": "ok"}
