@@ -187,7 +187,7 @@ def test_functions(source: str, expected: str) -> None:
         ("{{/* x }}", r"a comment ends with"),
         ("{{ 3abc }}", "unexpected '3abc"),
         ("{{ | }}", "a value is missing"),
-        ("{{ nil }}", "nil alone is no value"),
+        ("{{ nil }}", "nil alone is not a value"),
         ("{{ }}", "a value is missing"),
         ("{{ if .a }}" * 60, "nests more than 50 deep"),
         ("{{ " + "(" * 60 + "}}", "nests more than 50 deep"),

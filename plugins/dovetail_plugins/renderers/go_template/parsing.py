@@ -207,7 +207,7 @@ class _Parser:
             raise words.fault("a value is missing")
         first, *others = operands
         if first == Literal(None):
-            raise words.fault("nil alone is no value")
+            raise words.fault("nil alone is not a value")
         if isinstance(first, Function):
             _check_count(first.name, len(others) + is_piped, words)
         elif others or is_piped:
