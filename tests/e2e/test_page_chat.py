@@ -4,6 +4,7 @@ files that go with a message."""
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,24 @@ def test_files_are_chosen_pasted_and_dropped(
         page.one(".bubble img")
     assert page.barriers() == []
     assert page.run("return window.was_run") is None
+
+
+def test_a_sound_is_recorded(page: Page, server: FakeServer) -> None:
+    page.click("[aria-label='Record a sound']")
+    page.one("[aria-label='End the recording'][aria-pressed=true]")
+    time.sleep(0.3)
+    page.click("[aria-label='End the recording']")
+    page.wait(lambda: page.text(".preview").startswith("recording.webm"))
+    page.click("[aria-label='Send']")
+    assert answered(page)
+    [part] = last_content(server)
+    assert part["input_audio"]["format"] == "webm"
+    assert base64.b64decode(part["input_audio"]["data"]).startswith(b"\x1aE\xdf\xa3")
+    del server.models[0]["capabilities"]  # as one that is not loaded
+    page.open()
+    page.wait(lambda: page.text("#model-name") == "seer")
+    assert page.one("[aria-label='Add files']").get_attribute("title").count("sounds") == 1
+    assert not page.all("[aria-label='Record a sound']")
 
 
 def test_a_file_is_left_out_again_and_is_enough_alone(page: Page, server: FakeServer) -> None:
