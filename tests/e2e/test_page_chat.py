@@ -1,9 +1,10 @@
-"""The page's chat with a server that answers as it is told to: a model that is being loaded, and
+"""The page's chat with a server that answers as the test wants: a model that is being loaded, and
 files that go with a message."""
 
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def page(browser: Page, server: FakeServer) -> Page:
     server.models = [{"id": "seer", "state": "loaded", "capabilities": can}]
     server.refused, server.comments, server.pieces = {}, (), 5
     server.hold.clear()
-    server.asked.clear()
+    server.requests.clear()
     browser.size(1280, 860)
     browser.scheme("light")
     browser.open()
@@ -98,9 +99,9 @@ def test_a_model_that_is_being_loaded_is_said_to_be(page: Page, server: FakeServ
     page.open()
     page.wait(lambda: page.text("#model-name") == name)
     send(page, "Hello")
-    told = f"{name} is being loaded, 8 s so far. The answer begins when it is there."
-    page.wait(lambda: page.text(f"{LAST} .cost") == told)
-    assert page.run("return document.getElementById('announcer').textContent") == told
+    words = f"{name} is being loaded, 8 s so far. The answer begins when it is there."
+    page.wait(lambda: page.text(f"{LAST} .cost") == words)
+    assert page.run("return document.getElementById('announcer').textContent") == words
     assert page.barriers() == []
     server.hold.set()
     assert answered(page) == "1 2 3 4 5"
@@ -150,6 +151,24 @@ def test_files_are_chosen_pasted_and_dropped(
     assert page.run("return window.was_run") is None
 
 
+def test_a_sound_is_recorded(page: Page, server: FakeServer) -> None:
+    page.click("[aria-label='Record a sound']")
+    page.one("[aria-label='End the recording'][aria-pressed=true]")
+    time.sleep(0.3)
+    page.click("[aria-label='End the recording']")
+    page.wait(lambda: page.text(".preview").startswith("recording.webm"))
+    page.click("[aria-label='Send']")
+    assert answered(page)
+    [part] = last_content(server)
+    assert part["input_audio"]["format"] == "webm"
+    assert base64.b64decode(part["input_audio"]["data"]).startswith(b"\x1aE\xdf\xa3")
+    del server.models[0]["capabilities"]  # as one that is not loaded
+    page.open()
+    page.wait(lambda: page.text("#model-name") == "seer")
+    assert page.one("[aria-label='Add files']").get_attribute("title").count("sounds") == 1
+    assert not page.all("[aria-label='Record a sound']")
+
+
 def test_a_file_is_left_out_again_and_is_enough_alone(page: Page, server: FakeServer) -> None:
     give(page, "drop", ("a.png", "image/png", PIXEL), ("b.txt", "text/plain", b"two"))
     page.wait(lambda: len(page.all(".preview")) == 2)
@@ -182,8 +201,8 @@ def test_what_cannot_be_taken_is_left_out_with_the_reason(page: Page, server: Fa
     page.open()
     page.wait(lambda: page.run("return document.querySelector('[aria-label=\"Add files\"]').title")
               == "Add files: texts")  # fmt: skip
-    told = fault(("a.png", "image/png", PIXEL), ("a.wav", "audio/wav", bytes(9)))
-    assert "takes no pictures" in told and "takes no sounds" in told
+    words = fault(("a.png", "image/png", PIXEL), ("a.wav", "audio/wav", bytes(9)))
+    assert "takes no pictures" in words and "takes no sounds" in words
     assert not page.all(".preview")
     give(page, "drop", ("a.svg", "image/svg+xml", b"<svg/>"))
     page.one(".preview.is-text")

@@ -43,7 +43,7 @@ def page(browser: Page, server: FakeServer) -> Page:
         {"id": HOSTILE, "state": "unloaded"},
     ]
     server.refused, server.pieces = {}, 5
-    server.asked.clear()
+    server.requests.clear()
     browser.size(1280, 860)
     browser.scheme("light")
     browser.open("compare")
@@ -74,8 +74,8 @@ def test_both_models_answer_one_prompt(page: Page, server: FakeServer) -> None:
     assert [one.text for one in offered] == ["small", HOSTILE]
     page.write("#compare-text", "Count.\n")  # Enter sends
     for name, cost in zip(("small", HOSTILE), costs(page), strict=True):
-        told = r" · 4 in · 5 out · [\d,]+ tokens/s · first after [\d.]+ m?s"
-        assert re.fullmatch(re.escape(name) + told, cost), cost
+        words = r" · 4 in · 5 out · [\d,]+ tokens/s · first after [\d.]+ m?s"
+        assert re.fullmatch(re.escape(name) + words, cost), cost
     assert [one.text for one in page.all(".compare-sides .markdown")] == ["1 2 3 4 5"] * 2
     bodies = server.bodies("/v1/chat/completions")
     assert {body.pop("model") for body in bodies} == {"small", HOSTILE}

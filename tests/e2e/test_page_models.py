@@ -39,7 +39,7 @@ def page(browser: Page, server: FakeServer) -> Page:
     ]
     server.refused, server.manager_key = {}, ""
     server.pull_stays = server.is_slow = False
-    server.asked.clear()
+    server.requests.clear()
     browser.size(1280, 860)
     browser.scheme("light")
     browser.open("models")
@@ -240,8 +240,8 @@ def test_fetching_is_cancelled_and_its_errors_are_shown(page: Page, server: Fake
     server.refused["/api/pull"] = (404, {"error": "there is no model org/big."})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("there is no model org/big."))
-    told = {"message": '"org/big" is a name of another registry.', "code": "not_supported"}
-    server.refused["/api/pull"] = (400, {"error": told})
+    words = {"message": '"org/big" is a name of another registry.', "code": "not_supported"}
+    server.refused["/api/pull"] = (400, {"error": words})
     page.click(".pull .primary")
     page.wait(lambda: page.text(".pull .fault").endswith("of another registry."))
     server.refused["/api/pull"] = (200, {"error": "the disk is full"})

@@ -1,5 +1,5 @@
 """FakeServer: serves the page's own files and answers its requests as a gateway does, without a
-model. Tests change its state, and read what it was asked for."""
+model. Tests change its state, and read what was sent to it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MIB = 2**20
 @dataclass(slots=True)
 class FakeServer:
     """`models` are cards of /v1/models; `refused` has, for a path, the status and body with which
-    it is refused; `asked` are the bodies of requests as (path, body)."""
+    it is refused; `requests` are the bodies that were sent, as (path, body)."""
 
     url: str = ""
     models: list[dict[str, Any]] = field(default_factory=list)
     refused: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
-    asked: list[tuple[str, Any]] = field(default_factory=list)
+    requests: list[tuple[str, Any]] = field(default_factory=list)
     manager_key: str = ""
     is_pulling: bool = False
     pull_stays: bool = False
@@ -52,15 +52,15 @@ class FakeServer:
         return next(card for card in self.models if card["id"] == name)
 
     def bodies(self, path: str) -> list[Any]:
-        """Return the bodies that a path was asked with."""
-        return [body for asked, body in self.asked if asked == path]
+        """Return the bodies sent to a path."""
+        return [body for other, body in self.requests if other == path]
 
     async def answer(self, request: Request) -> Response:
         """Answer a request that is not for the page's files."""
         path = request.url.path
         body = json.loads(await request.body() or b"null")
         if request.method != "GET":
-            self.asked.append((path, body))
+            self.requests.append((path, body))
         needed = self.manager_key if path.startswith(("/models/", "/api/")) else ""
         if needed and request.headers.get("authorization") != f"Bearer {needed}":
             return JSONResponse({"error": {"message": "a key is needed."}}, status_code=401)

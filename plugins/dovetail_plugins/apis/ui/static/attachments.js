@@ -1,7 +1,8 @@
 // Files that go with a message: pictures and sounds where the model takes them, and texts. Added by
-// a button, from the clipboard or by dragging them here.
+// a button, from the clipboard, by dragging them here, or from the microphone.
 
 import { announce, el, icon, iconButton, size } from "./dom.js";
+import { makeRecorder } from "./recorder.js";
 
 const MAX_MEDIA_BYTES = 8 * 2 ** 20;
 const MAX_TEXT_BYTES = 256 * 2 ** 10;
@@ -22,6 +23,8 @@ export function makeAttachments({ failed, changed }) {
   const input = el("input", { type: "file", multiple: true, hidden: true, "aria-label": "Files",
     onchange: () => add(input.files) });
   const button = iconButton("clip", "Add files", () => input.click());
+  const recorder = makeRecorder({ label: "Record a sound", failed,
+    recorded: (sound) => add([new File([sound], `recording.${formatOf(sound)}`, sound)]) });
 
   /** Add files, one after another; what cannot be taken is left out, with a sentence. */
   async function add(files) {
@@ -68,7 +71,7 @@ export function makeAttachments({ failed, changed }) {
   }
 
   return {
-    nodes: [button, input],
+    nodes: [button, recorder.node, input],
     previews,
     add,
     values,
@@ -79,6 +82,7 @@ export function makeAttachments({ failed, changed }) {
     },
     setTakes: (able) => {
       takes = able;
+      recorder.setOffered(able.records);
       const words = [able.images && "pictures", able.sounds && "sounds", "texts"].filter(Boolean);
       button.title = `Add files: ${words.join(", ")}`;
     },

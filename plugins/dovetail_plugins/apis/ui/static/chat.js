@@ -77,8 +77,9 @@ class Chat {
 
   setModel(model) {
     const can = new Set(model?.capabilities ?? []);
-    this.composer.setTakes(model?.capabilities ? { images: can.has("vision"),
-      sounds: can.has("audio") } : { images: true, sounds: true }); // unknown until it is loaded
+    const isUnknown = !model?.capabilities; // until it is loaded
+    this.composer.setTakes({ images: isUnknown || can.has("vision"),
+      sounds: isUnknown || can.has("audio"), records: can.has("audio") });
     this.composer.setSpeechModel(this.models.speech());
     this.options.setCapabilities(can);
     showPurpose(this.root, model);

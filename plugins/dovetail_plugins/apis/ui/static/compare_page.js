@@ -55,13 +55,13 @@ export function makeComparePage(root, models, optionsOf) {
     for (const side of sides) side.stop();
   }
 
-  async function run(asked) {
+  async function run(chosenSides) {
     const options = Object.fromEntries(SHARED_OPTIONS.map((name) => [name, optionsOf()[name]]));
     announce("Answering");
-    const runs = asked.map((side) => side.run({ options, messages: [{ role: "user", content: prompt }] }));
+    const runs = chosenSides.map((side) => side.run({ options, messages: [{ role: "user", content: prompt }] }));
     drawButton();
     await Promise.all(runs.map((one) => one.finally(drawButton)));
-    announce(asked.length > 1 ? "Both answers have ended." : "The answer has ended.");
+    announce(chosenSides.length > 1 ? "Both answers have ended." : "The answer has ended.");
     models.refresh().catch(() => undefined); // only a list that may be out of date
   }
 

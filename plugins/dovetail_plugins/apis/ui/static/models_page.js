@@ -43,9 +43,9 @@ class ModelsPage {
       spellcheck: "false", maxlength: 512, placeholder: "Qwen/Qwen3-0.6B" });
     this.pullButton = el("button", { type: "submit", class: "primary" }, "Pull");
     this.bar = el("progress", { "aria-label": "Fetched", max: 1 });
-    this.told = el("p", { class: "quiet" });
+    this.pullText = el("p", { class: "quiet" });
     this.pullFault = el("p", { class: "notice fault", role: "alert", hidden: true });
-    this.progress = el("div", { class: "pull-progress", hidden: true }, this.bar, this.told,
+    this.progress = el("div", { class: "pull-progress", hidden: true }, this.bar, this.pullText,
       el("button", { type: "button", onclick: () => this.pulling?.abort() }, "Cancel"));
     this.form = el("form", { class: "card pull", onsubmit: (event) => this.#pull(event) },
       el("h2", {}, "Fetch a model"),
@@ -126,8 +126,8 @@ class ModelsPage {
     }
     this.#filter();
     this.reasons.hidden = isFixed || !this.refused.size;
-    const told = [...this.refused].map(([deed, why]) => `${DEEDS[deed].no}: ${why}`);
-    this.reasons.replaceChildren(...told.map((text) => el("li", {}, text)));
+    const lines = [...this.refused].map(([deed, why]) => `${DEEDS[deed].no}: ${why}`);
+    this.reasons.replaceChildren(...lines.map((text) => el("li", {}, text)));
   }
 
   #drop(id, row) {
@@ -219,9 +219,9 @@ class ModelsPage {
     const total = sum("total");
     if (total) {
       this.bar.value = Math.min(1, sum("completed") / total);
-      this.told.textContent = `${name}: ${size(sum("completed"))} of ${size(total)}. ${status}`;
+      this.pullText.textContent = `${name}: ${size(sum("completed"))} of ${size(total)}. ${status}`;
     } else {
-      this.told.textContent = `${name}: ${status}`;
+      this.pullText.textContent = `${name}: ${status}`;
     }
   }
 
@@ -232,7 +232,7 @@ class ModelsPage {
     this.pullButton.disabled = this.name.disabled = isRunning;
     if (hadFocus) this.name.focus();
     this.bar.removeAttribute("value");
-    this.told.textContent = isRunning ? `${name}: asking for it` : "";
+    this.pullText.textContent = isRunning ? `${name}: asking for it` : "";
     this.pullFault.textContent = fault;
     this.pullFault.hidden = !fault;
   }

@@ -65,8 +65,8 @@ async function sent(path, { body, signal, method }, key) {
 async function errorOf(response) {
   try {
     const { error } = await response.json();
-    const told = typeof error === "string" ? { message: error } : error; // Ollama's shape is a text
-    return new ServerError(told.message, response.status, told.code);
+    const fault = typeof error === "string" ? { message: error } : error; // Ollama's shape is a text
+    return new ServerError(fault.message, response.status, fault.code);
   } catch {
     return new ServerError(`The server answered ${response.status}.`, response.status);
   }
