@@ -155,7 +155,7 @@ class LocalHub:
         rest = data[start:]
         _head(request, 206 if span else 200, {**found, "Content-Length": str(len(rest))})
         if request.command == "GET":
-            request.wfile = _Quiet(request.wfile)
+            request.wfile = _Quiet(request.wfile)  # type: ignore[assignment]
             first = rest[: len(rest) // 2] if cut is None else rest[:cut]
             request.wfile.write(first)
             request.wfile.flush()

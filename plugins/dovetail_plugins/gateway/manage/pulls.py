@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from dovetail.config.checkpoint.sources.hub import Hub
@@ -37,12 +37,12 @@ class Pull:
         self._last: Line = {}
         self.task = asyncio.ensure_future(self._run())
 
-    async def lines(self) -> AsyncIterator[Line]:
+    async def lines(self) -> AsyncGenerator[Line, None]:
         """Yield the newest line of each file and state so far, then all lines. Raises: what
         starting a process raises"""
         queue: asyncio.Queue[Line | None] = asyncio.Queue()
-        for line in self._past.values():
-            queue.put_nowait(line)
+        for past in self._past.values():
+            queue.put_nowait(past)
         self._queues.add(queue)
         try:
             while (line := await queue.get()) is not None:
@@ -78,7 +78,7 @@ class Pulls:
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], Pull] = {}
 
-    async def lines(self, name: str, quant: str, hub: Hub) -> AsyncIterator[Line]:
+    async def lines(self, name: str, quant: str, hub: Hub) -> AsyncGenerator[Line, None]:
         """Yield the lines of a download, which is begun unless it runs. Mutates: self"""
         key = (name.lower(), quant.lower())
         pull = self._running.get(key)
