@@ -52,6 +52,18 @@ def test_a_child_that_was_started_ahead_is_used_if_it_has_the_environment(
     assert child.end(0.0) == 0
 
 
+def test_an_import_that_fails_is_left_to_the_module(
+    mates: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mate.py").write_text("raise AssertionError")
+    with started_ahead("errand", "mate", {}):
+        child = process.spawn("errand", str(tmp_path / "loaded"))
+        assert child.wait(LIMIT_S) == 0
+    assert (tmp_path / "loaded").read_text() == "False"
+    assert capfd.readouterr().err == ""
+    assert child.end(0.0) == 0
+
+
 def test_a_child_that_was_started_ahead_ends_silently_if_it_is_not_needed(
     mates: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -265,7 +265,8 @@ def main(module: str, *ahead: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the parent
     try:
         for name in ahead:
-            importlib.import_module(name)
+            with contextlib.suppress(Exception):  # its owner imports it again, and reports that
+                importlib.import_module(name)
         _received = msgspec.msgpack.decode(_read_framed(STDIN), type=Envelope)
     except EOFError as error:
         if not ahead:
