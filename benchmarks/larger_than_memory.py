@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -327,7 +328,7 @@ def _next_router() -> None:
     def attach_routers(self: Any, model: Any) -> None:
         attach(self, model)
         routers = [one for one in model.modules() if isinstance(one, MoE)]
-        for router, after in zip(routers, routers[1:], strict=False):
+        for router, after in itertools.pairwise(routers):
             following[router.experts] = after
 
     def choose_and_guess(self: Any, module: Any, args: tuple[Any, ...]) -> None:

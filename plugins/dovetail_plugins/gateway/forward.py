@@ -26,13 +26,13 @@ from dovetail_plugins.apis.ollama.response import (
     encoded,
 )
 from dovetail_plugins.gateway.fleet import Fleet
-from dovetail_plugins.gateway.keep_alive import PATHS as KEEP_ALIVE_PATHS
-from dovetail_plugins.gateway.keep_alive import keep_alive_s
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.progress import LINES, LoadProgress
 from dovetail_plugins.gateway.routing import (
+    KEEP_ALIVE_PATHS,
     OLLAMA_LINES,
     RequestFields,
+    keep_alive_s,
     request_fields_of,
     stream_of,
 )

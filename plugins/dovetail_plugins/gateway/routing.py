@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,11 +13,14 @@ from starlette.types import Scope
 from dovetail.errors import RequestError
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail_plugins.apis.batches.multipart import parts_of
+from dovetail_plugins.apis.ollama.keep_alive import seconds_of
 
 FIELD = "model"
 FORM = "multipart/form-data"
 OLLAMA_LINES = ("/api/chat", "/api/generate")
 """Ollama's paths that stream unless the body says otherwise."""
+KEEP_ALIVE_PATHS = (*OLLAMA_LINES, "/api/embed", "/api/embeddings")
+"""The paths whose bodies say how long the model stays loaded."""
 
 
 class RequestFields(msgspec.Struct):
@@ -54,6 +58,17 @@ def stream_of(path: str, fields: RequestFields) -> str | None:
     if path in OLLAMA_LINES:
         return None if fields.stream is False else "lines"
     return "events" if fields.stream is True else None
+
+
+def keep_alive_s(value: Any) -> float | None:
+    """Return a body's keep_alive in seconds, `inf` for ever; None: it does not say. Raises:
+    RequestError"""
+    if value is None or value == "":
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (isinstance(value, str) or (is_number and not math.isnan(value))):
+        raise RequestError("must be seconds, or a duration such as 5m.", where="keep_alive")
+    return seconds_of(value)
 
 
 def _of_body(scope: Scope, body: bytes) -> RequestFields:

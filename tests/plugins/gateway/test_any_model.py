@@ -21,8 +21,8 @@ from dovetail_plugins.gateway import fleet as fleet_module
 from dovetail_plugins.gateway import progress as progress_module
 from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.entries import entries_of, offers_any
-from dovetail_plugins.gateway.keep_alive import keep_alive_s
 from dovetail_plugins.gateway.model import ModelState
+from dovetail_plugins.gateway.routing import keep_alive_s
 from dovetail_plugins.gateway.server import child_fields
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.fake_models import Rig
@@ -254,9 +254,7 @@ def test_keep_alive_of_a_request_says_when_its_model_leaves(folder: Path) -> Non
         ("1.5h", 5400.0),
         ("250ms", 0.25),
         (2.5, 2.5),
-        ("90", 90.0),
         (-1, math.inf),
-        ("-1", math.inf),
         ("-5m", math.inf),
     ],
 )
@@ -264,9 +262,9 @@ def test_durations(value: Any, seconds: float | None) -> None:
     assert keep_alive_s(value) == seconds
 
 
-@pytest.mark.parametrize("value", ["soon", "5 m", "m", "5x", True, [], {}, float("nan"), "-"])
+@pytest.mark.parametrize("value", ["soon", "5 m", "m", "5x", "90", True, [], {}, float("nan"), "-"])
 def test_what_is_no_duration(value: Any) -> None:
-    with pytest.raises(RequestError, match="number of seconds"):
+    with pytest.raises(RequestError, match="duration"):
         keep_alive_s(value)
 
 
