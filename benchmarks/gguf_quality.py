@@ -1,4 +1,4 @@
-"""GGUF files by `dovetail quantize` beside llama.cpp's own quantizer: how far from the original.
+"""GGUF files by `dovetail quantize` and by llama.cpp's quantizer: how far from the original.
 
     python -m benchmarks.gguf_quality MODEL --libllama libllama.so [--llamacpp VENV]
         [--methods "q4_k_m;iq4_xs"] [--importances no|yes|both] [--windows 4] [--seed 1]

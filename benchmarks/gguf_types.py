@@ -1,4 +1,4 @@
-"""One GGUF type for all matrices of a model: dovetail's blocks beside ggml's, over several weights.
+"""One GGUF type for all matrices of a model: dovetail's blocks and ggml's, over several weights.
 
     python -m benchmarks.gguf_types MODEL --libggml libggml-base.so [--types "Q4_K;IQ4_XS"]
         [--seeds 6]
