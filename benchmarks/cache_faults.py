@@ -2,7 +2,7 @@
 
     python -m benchmarks.cache_faults [--rounds 1000] [--seed 1] [--json FILE]
 
-Two tiny random checkpoints of one shape. Each round damages the cache in one of six ways:
+Two tiny random checkpoints of one shape. The rounds damage the cache in six ways, in turn:
 
 - killed: a starting process is killed at a random write to its entry, part of which is done,
 - renamed: the same, and the unfinished file has the entry's name (a disk that lost writes),
@@ -245,8 +245,8 @@ def measured(rounds: int, seed: int) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = {one.__name__: Counter() for one in FAULTS}
     with tempfile.TemporaryDirectory() as name, cache_in(Path(name)) as counts:
         bench = Bench(Path(name), seed)
-        for _ in range(rounds):
-            fault = bench.choice.choice(FAULTS)
+        for number in range(rounds):
+            fault = FAULTS[number % len(FAULTS)]
             of = found[fault.__name__]
             fault(bench)
             counts.refused = counts.mapped = 0

@@ -1,8 +1,8 @@
-"""GGUF files by `dovetail quantize` beside llama.cpp's own quantizer: how far from the original.
+"""GGUF files by `dovetail quantize` and by llama.cpp's quantizer: how far from the original.
 
     python -m benchmarks.gguf_quality MODEL --libllama libllama.so [--llamacpp VENV]
-        [--methods "q4_k_m;iq4_xs"] [--importances no|yes|both] [--windows 4] [--threads N]
-        [--work FOLDER] [--json FILE.jsonl]
+        [--methods "q4_k_m;iq4_xs"] [--importances no|yes|both] [--windows 4] [--seed 1]
+        [--threads N] [--work FOLDER] [--json FILE.jsonl]
 
 MODEL is a GGUF file or a folder of safetensors. `benchmarks.gguf_source` makes 16-bit weights of it
 that no type holds exactly. dovetail and llama.cpp both write every type, without and with one
@@ -11,8 +11,10 @@ scored. Each tensor has to have the same shape and type in both files (but for `
 table and head dovetail writes in Q8_0). dovetail then reads both and scores windows of 512 tokens
 of other pages: perplexity, and the Kullback-Leibler divergence from transformers in float32 on the
 16-bit weights. "ratio" is ours over llama.cpp's divergence; "apart" is their difference in standard
-errors over the tokens. A type fails if ours is further away by more than two. With --llamacpp (see
-benchmarks.quality) llama.cpp scores its own and our file as well: the last two columns.
+errors over the tokens. A type fails if ours is further away by more than two. Rounding errors of
+one and the same method move the ratio by a few percent: --seed gives other weights of the same
+model. With --llamacpp (see benchmarks.quality) llama.cpp scores both files as well: the last two
+columns.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ COLUMNS = ("type", "importances", "MiB", "tensors by type", "perplexity", "llama
 def prepared(model: Path, asked: argparse.Namespace) -> quality.Bench:
     """Return the bench of the 16-bit model that is made of another one."""
     first = quality.Bench(model, asked)
-    source = first.work / "written" / "source"
+    source = first.work / f"source-{asked.seed}"
     if not (source / quality.COMPLETE).exists():
-        first.child("gguf_source", {"out": str(source)})
+        first.child("gguf_source", {"out": str(source), "seed": asked.seed})
         (source / quality.COMPLETE).touch()
     bench = quality.Bench(source, asked)
     bench.num_windows = asked.windows
@@ -223,6 +225,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", type=lambda text: text.split(";"), default=list(METHODS))
     made.add_argument("--importances", choices=("no", "yes", "both"), default="both")
     made.add_argument("--windows", type=int, default=quality.NUM_WINDOWS)
+    made.add_argument("--seed", type=int, default=1, help="of the 16-bit weights")
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--work", type=Path, default=quality.CACHE, help="folder (gigabytes)")
     made.add_argument("--json", type=Path, help="file that gets a line for every row")

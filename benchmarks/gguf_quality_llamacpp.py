@@ -77,7 +77,7 @@ def quantize(llama: ctypes.CDLL, job: dict[str, Any], file: dict[str, Any]) -> N
     memory = importances(file["imatrix"]) if file.get("imatrix") else None
     if memory is not None:
         params.imatrix = memory[0]
-    words = (file.get("source", job.get("source")).encode(), file["out"].encode())
+    words = (job["source"].encode(), file["out"].encode())
     if llama.llama_model_quantize(*words, ctypes.byref(params)):
         raise SystemExit(f"llama.cpp cannot write {file['out']}")
 

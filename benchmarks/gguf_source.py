@@ -32,11 +32,11 @@ PLUS_ONE = ("gemma", "gemma2", "gemma3_text")
 State = dict[str, torch.Tensor]
 
 
-def spread(state: State, config: Any) -> None:
+def spread(state: State, config: Any, seed: int) -> None:
     """Give every matrix of a block values of its own, without a change of what it computes.
     Mutates: state"""
     offset = float(config.model_type in PLUS_ONE)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     for number in range(config.num_hidden_layers):
         block = f"model.layers.{number}."
         before_mlp = f"{block}pre_feedforward_layernorm"
@@ -128,7 +128,7 @@ def main() -> int:
     tied = _tied(model)
     state = {name: one for name, one in model.state_dict().items() if name not in tied}
     with torch.inference_mode():
-        spread(state, model.config)
+        spread(state, model.config, job["seed"])
         widened(state, model.config)
     made = type(model)(model.config)
     missing, unknown = made.load_state_dict(state, strict=False)

@@ -38,7 +38,7 @@ def test_the_model_computes_the_same(
         right = model(TOKENS).logits
         state, config = dict(model.state_dict()), model.config
         before = {key: one.clone() for key, one in state.items()}
-        spread(state, config)
+        spread(state, config, 1)
         widened(state, config)
         made = type(model)(config)
         made.load_state_dict(state)

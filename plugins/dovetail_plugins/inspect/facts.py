@@ -156,8 +156,8 @@ class TextFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """The whole result. `would_start`: `serve` would get as far as reading weights. `purpose` is
-    None otherwise. `media`: the kinds that requests may carry beside text. `file`: what a GGUF file
-    says of itself."""
+    None otherwise. `media`: the kinds that requests may carry in addition to text. `file`: what a
+    GGUF file says of itself."""
 
     path: str
     would_start: bool

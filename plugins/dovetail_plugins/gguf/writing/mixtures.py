@@ -86,7 +86,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 Where = Callable[[int, int, Facts], bool]
-"""Whether a rule holds for a place among so many."""
+"""Whether a rule holds for a place, of a number of places."""
 
 
 def everywhere(place: int, count: int, facts: Facts) -> bool:
