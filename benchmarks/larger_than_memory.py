@@ -122,7 +122,7 @@ def print_table(found: dict[str, list[Measured]], names: list[str], expected: Me
             f"{VARIANTS[name][0]:<34}{median('tokens_per_s'):>9.2f}"
             f"{median('tokens_per_s') / first:>9.2f}{median('processor_s'):>9.3f}"
             f"{median('read'):>9.1f}{median('missed'):>9.1f}{median('hits'):>9.2f}"
-            f"{1 / floor if floor else 0:>9.1f}{median('bandwidth'):>9.2f}"
+            f"{1 / floor if floor else 0:>9.3g}{median('bandwidth'):>9.2f}"
             f"{median('peak_mib'):>9.0f}{'same' if same else 'WRONG':>9}"
         )
 
