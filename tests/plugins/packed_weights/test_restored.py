@@ -93,6 +93,12 @@ def test_gguf(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     same_twice(run_of(tmp_path / "model.gguf"), monkeypatch)
 
 
+def test_gguf_whose_heads_are_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_tiny_checkpoint(tmp_path / "source", "LlamaForCausalLM", **WIDE)
+    write_gguf(source, tmp_path / "model.gguf", lambda name: "F32" if "norm" in name else "Q4_K")
+    same_twice(run_of(tmp_path / "model.gguf"), monkeypatch)
+
+
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM"])
 def test_safetensors(
