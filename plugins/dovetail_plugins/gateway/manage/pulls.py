@@ -1,4 +1,4 @@
-"""Pulls: downloads that run in processes of their own, each shared by all who want the same model.
+"""Pulls: downloads that run in their own processes, each shared by all who want the same model.
 
 A download ends when the last client that waits for it leaves.
 """

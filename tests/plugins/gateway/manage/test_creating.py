@@ -170,12 +170,12 @@ def test_a_model_made_anew_is_served_anew(stores: Path) -> None:
 
 
 HOSTILE: list[tuple[dict[str, Any], int, str]] = [
-    ({"from": "/etc/passwd"}, 404, "no model of this machine"),
-    ({"from": "../../etc"}, 404, "no model of this machine"),
-    ({"from": "~/.ssh/id_rsa"}, 404, "no model of this machine"),
-    ({"from": "a\0b/c"}, 404, "no model of this machine"),
+    ({"from": "/etc/passwd"}, 404, "not a model of this machine"),
+    ({"from": "../../etc"}, 404, "not a model of this machine"),
+    ({"from": "~/.ssh/id_rsa"}, 404, "not a model of this machine"),
+    ({"from": "a\0b/c"}, 404, "not a model of this machine"),
     ({"from": "nobody/nothing"}, 404, "pull it first"),
-    ({"modelfile": "FROM /etc/passwd"}, 404, "no model of this machine"),
+    ({"modelfile": "FROM /etc/passwd"}, 404, "not a model of this machine"),
     ({"modelfile": "FROM org/model\nADAPTER /etc/passwd"}, 400, "was not uploaded"),
     ({"modelfile": "FROM org/model\nFROM /etc/passwd"}, 400, "FROM"),
     ({"modelfile": "FROM org/model\nNONSENSE x"}, 400, "NONSENSE"),
