@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def upload(digest: str, content: bytes, **rig: object) -> tuple[int, str, list[str]]:
+def upload(digest: str, content: bytes, **rig: Any) -> tuple[int, str, list[str]]:
     """Return the status of an upload, its error, and the files that are there afterwards."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -113,7 +114,7 @@ async def passes(middleware: BodyLimitMiddleware, path: str, size: int) -> bool:
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = blobs_module.tempfile.mkstemp
 
-    def full(**words: object) -> tuple[int, str]:
+    def full(**words: Any) -> tuple[int, str]:
         number, name = usual(**words)
         os.close(number)
         return os.open("/dev/full", os.O_WRONLY), name
@@ -140,7 +141,7 @@ def test_a_client_that_leaves_leaves_nothing() -> None:
     ]
 
     async def main() -> None:
-        async def receive() -> dict[str, object]:
+        async def receive() -> Any:
             return messages.pop(0) if messages else await asyncio.Future()
 
         async def send(message: object) -> None:
