@@ -129,8 +129,8 @@ def test_what_is_refused(place: Place) -> None:
         (lambda: client.pull("llama3.2"), "ollama pull llama3.2"),
         (lambda: client.pull("org/gated"), "gated"),
         (lambda: client.pull("org/nothing"), "did not give it"),
-        (lambda: client.create("x", from_="/etc/passwd"), "no model of this machine"),
-        (lambda: client.copy("nothing", "x"), "no model of this machine"),
+        (lambda: client.create("x", from_="/etc/passwd"), "not a model of this machine"),
+        (lambda: client.copy("nothing", "x"), "not a model of this machine"),
         (lambda: client.delete("nothing"), "not served here"),
         (lambda: client.show("nothing"), "not served here"),
     ):

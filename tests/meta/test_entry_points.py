@@ -48,6 +48,7 @@ SHARED = set(
         "inspect",
         "joining",
         "layers",
+        "created_models",
         "media_processors",
         "modelfile",
         "quantize",

@@ -13,6 +13,7 @@ from dovetail import registry
 from dovetail.cli.main import KIND, load_command, part_of
 from dovetail.cli.parser import Parser
 from dovetail.moved import new_name
+from dovetail_plugins.gateway.manage.routes import MANAGEMENT
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -106,6 +107,7 @@ def routes() -> set[str]:
     for name in ("http.md", "from_ollama.md", "batch.md"):
         text = (ROOT / "docs/reference" / name).read_text()
         found |= set(re.findall(r"(?<=[`\s])(/[\w{}./:-]*)", text))
+    found |= {path for path, *_ in MANAGEMENT}
     return {re.sub(r"\{[^}]*\}", "*", route) for route in found}
 
 

@@ -1,4 +1,4 @@
-"""CreatedStore: the models that users make, each a Modelfile in a file of its own.
+"""CreatedStore: the models that users make, each a Modelfile in its own file.
 
 A model's base is the name of another model, or its own uploaded files: links to blobs in a folder.
 """

@@ -83,10 +83,10 @@ def test_files_are_copied_in(stores: Path, capsys: pytest.CaptureFixture[str]) -
 def test_faults_are_said(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (stores / "Modelfile").write_text(MODELFILE.format(base="nobody/nothing"))
     for words, said in (
-        (("create", "x"), "no model of this machine"),
+        (("create", "x"), "not a model of this machine"),
         (("create", "../x"), "cannot be the name"),
         (("create", "x", "-f", "none"), "cannot be read"),
-        (("cp", "nothing", "x"), "no model of this machine"),
+        (("cp", "nothing", "x"), "not a model of this machine"),
         (("cp", "org/model", "../x"), "cannot be the name"),
         (("show", "nothing"), "there is no model nothing here"),
     ):

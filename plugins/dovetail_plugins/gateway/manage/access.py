@@ -40,7 +40,7 @@ class Access:
 
     def check(self, headers: Headers) -> None:
         """Raise RequestError unless a request with these headers may change models. The users' keys
-        were checked before, unless there are keys of its own."""
+        were checked before, unless management has its own keys."""
         if not self.is_on:
             raise _refused(
                 "this server's models are not managed over HTTP.",

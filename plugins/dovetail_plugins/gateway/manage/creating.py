@@ -1,4 +1,4 @@
-"""POST /api/create and /api/copy: further names for models, with settings of their own.
+"""POST /api/create and /api/copy: further names for models, with their own settings.
 
 Source: Ollama's API reference, "Create a Model" and "Copy a Model".
 """

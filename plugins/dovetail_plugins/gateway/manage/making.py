@@ -92,7 +92,7 @@ def base_of(catalogue: Catalogue, name: str, where: str) -> Record:
     model = catalogue.find(name) or _by_path(catalogue, name)
     if model is None:
         raise RequestError(
-            f"{name[:256]!r} is no model of this machine.",
+            f"{name[:256]!r} is not a model of this machine.",
             where=where,
             fix="name one that `dovetail list` shows, pull it first, or upload its file. A path "
             "may only be that of such a model.",

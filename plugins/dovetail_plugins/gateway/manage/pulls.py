@@ -1,4 +1,4 @@
-"""Pulls: downloads that run in processes of their own, each shared by all who want the same model.
+"""Pulls: downloads that run in their own processes, each shared by all who want the same model.
 
 A download ends when the last client that waits for it leaves.
 """
@@ -35,6 +35,7 @@ class Pull:
         self._queues: set[asyncio.Queue[Line | None]] = set()
         self._past: dict[str, Line] = {}
         self._last: Line = {}
+        self.is_ending = False
         self.task = asyncio.ensure_future(self._run())
 
     async def lines(self) -> AsyncGenerator[Line, None]:
@@ -51,6 +52,7 @@ class Pull:
         finally:
             self._queues.discard(queue)
             if not self._queues:
+                self.is_ending = True
                 self.task.cancel()
 
     async def _run(self) -> None:
@@ -82,7 +84,7 @@ class Pulls:
         """Yield the lines of a download, which is begun unless it runs. Mutates: self"""
         key = (name.lower(), quant.lower())
         pull = self._running.get(key)
-        if pull is None or pull.task.done():
+        if pull is None or pull.is_ending or pull.task.done():
             pull = self._running[key] = Pull(name, quant, hub)
             pull.task.add_done_callback(lambda _: self._forget(key, pull))
         lines = pull.lines()

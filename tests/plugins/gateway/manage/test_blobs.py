@@ -7,13 +7,18 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
+from dovetail.server.http.body_limits import BodyLimitMiddleware
+from dovetail.server.http.front_door import roomy_paths
 from dovetail_plugins.created_models import blobs as blobs_module
 from dovetail_plugins.created_models.blobs import UNUSED_S, Blobs
 from dovetail_plugins.created_models.store import CreatedStore
+from dovetail_plugins.gateway.manage.routes import BlobsApi
 from support.any_models import any_rig, digest_of, own_stores
 
 DATA = bytes(range(256)) * 9000  # more than a piece
@@ -25,7 +30,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def upload(digest: str, content: bytes, **rig: object) -> tuple[int, str, list[str]]:
+def upload(digest: str, content: bytes, **rig: Any) -> tuple[int, str, list[str]]:
     """Return the status of an upload, its error, and the files that are there afterwards."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -68,13 +73,48 @@ def test_digests_are_never_paths(digest: str) -> None:
 def test_files_may_be_large_but_not_endless() -> None:
     big = b"x" * 3000
     assert upload(digest_of(big), big, frontend={"max_body_bytes": 2048})[0::2] == (413, [])
-    assert upload(digest_of(DATA), DATA)[0] == 201  # above the usual limit for bodies is fine
+    limits = roomy_paths([BlobsApi(None)], FrontendConfig())
+    assert limits["/api/blobs"] > FrontendConfig().max_body_bytes
+    middleware = BodyLimitMiddleware(
+        lambda *_: pytest.fail("refused before"),
+        max_bytes=10,
+        bytes_per_s=1.0,
+        is_busy=lambda: False,
+        max_bytes_of={"/api/blobs": 2048},
+    )
+    for path, size, is_fine in (
+        ("/api/blobs/sha256:x", 2048, True),
+        ("/api/blobs/sha256:x", 2049, False),
+        ("/api/other", 2048, False),
+    ):
+        assert asyncio.run(passes(middleware, path, size)) is is_fine
+
+
+async def passes(middleware: BodyLimitMiddleware, path: str, size: int) -> bool:
+    """Return whether a body of this size, by its header, reaches the application."""
+    sent: list[object] = []
+    reached = False
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        nonlocal reached
+        reached = True
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    middleware._app = app
+    headers = [(b"content-length", str(size).encode())]
+    await middleware({"type": "http", "path": path, "headers": headers}, receive, send)
+    return reached
 
 
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = blobs_module.tempfile.mkstemp
 
-    def full(**words: object) -> tuple[int, str]:
+    def full(**words: Any) -> tuple[int, str]:
         number, name = usual(**words)
         os.close(number)
         return os.open("/dev/full", os.O_WRONLY), name
@@ -101,7 +141,7 @@ def test_a_client_that_leaves_leaves_nothing() -> None:
     ]
 
     async def main() -> None:
-        async def receive() -> dict[str, object]:
+        async def receive() -> Any:
             return messages.pop(0) if messages else await asyncio.Future()
 
         async def send(message: object) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from dovetail_plugins.created_models.store import CreatedStore
 from dovetail_plugins.gateway.server import child_fields
+from dovetail_plugins.modelfile.model import Modelfile
 from support.any_models import any_rig, cache_demo, demo_files, demo_gguf, digest_of, own_stores
 from support.fake_models import Rig
 
@@ -36,6 +37,12 @@ def within(rig: Rig, work: Callable[[Client], Awaitable[Any]]) -> Any:
 def statuses(answer: httpx.Response) -> list[str]:
     assert answer.status_code == 200, answer.text
     return [json.loads(line)["status"] for line in answer.text.splitlines()]
+
+
+def stored_modelfile(name: str) -> Modelfile:
+    record = CreatedStore().get(name)
+    assert record is not None
+    return record.modelfile
 
 
 async def upload(client: Client, content: bytes) -> str:
@@ -93,7 +100,7 @@ def test_a_created_model_as_a_base_adds_its_settings(stores: Path) -> None:
         await client.request("DELETE", "/api/delete", json={"model": "a"})  # b does not need it
 
     within(any_rig(), work)
-    modelfile = CreatedStore().get("b:latest").modelfile
+    modelfile = stored_modelfile("b:latest")
     assert (modelfile.base, modelfile.system) == ("org/model", "S")
     assert modelfile.parameters == {"top_k": 3, "temperature": 0.0}
 
@@ -126,7 +133,7 @@ def test_uploaded_files_are_models(stores: Path) -> None:
         }
 
     within(rig, work)
-    paths = {model.name: Path(model.entry.config.model.model) for model in rig.fleet.models}
+    paths = {model.name: Path(str(model.entry.config.model.model)) for model in rig.fleet.models}
     assert paths["up:latest"].read_bytes() == content
     assert (paths["whole:v1"] / "config.json").is_file()
 
@@ -170,12 +177,12 @@ def test_a_model_made_anew_is_served_anew(stores: Path) -> None:
 
 
 HOSTILE: list[tuple[dict[str, Any], int, str]] = [
-    ({"from": "/etc/passwd"}, 404, "no model of this machine"),
-    ({"from": "../../etc"}, 404, "no model of this machine"),
-    ({"from": "~/.ssh/id_rsa"}, 404, "no model of this machine"),
-    ({"from": "a\0b/c"}, 404, "no model of this machine"),
+    ({"from": "/etc/passwd"}, 404, "not a model of this machine"),
+    ({"from": "../../etc"}, 404, "not a model of this machine"),
+    ({"from": "~/.ssh/id_rsa"}, 404, "not a model of this machine"),
+    ({"from": "a\0b/c"}, 404, "not a model of this machine"),
     ({"from": "nobody/nothing"}, 404, "pull it first"),
-    ({"modelfile": "FROM /etc/passwd"}, 404, "no model of this machine"),
+    ({"modelfile": "FROM /etc/passwd"}, 404, "not a model of this machine"),
     ({"modelfile": "FROM org/model\nADAPTER /etc/passwd"}, 400, "was not uploaded"),
     ({"modelfile": "FROM org/model\nFROM /etc/passwd"}, 400, "FROM"),
     ({"modelfile": "FROM org/model\nNONSENSE x"}, 400, "NONSENSE"),
@@ -248,7 +255,7 @@ def test_a_file_that_is_no_model_leaves_the_older_model(stores: Path) -> None:
         assert taken.status_code == 200
 
     within(any_rig(), work)
-    assert CreatedStore().get("m:latest").modelfile.system == "2"
+    assert stored_modelfile("m:latest").system == "2"
 
 
 def test_names_of_other_stores_are_not_taken(stores: Path) -> None:

@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from dovetail.errors import RequestError
+from dovetail.processes.process import Child
+from dovetail_plugins.gateway.manage import pulls as pulls_module
 from dovetail_plugins.gateway.manage.pulling import hub_name
 from support.any_models import any_rig, demo_files, digest_of, own_stores
 from support.fake_hub import LocalHub, Repo
@@ -191,22 +193,32 @@ def test_pulls_of_one_model_share_a_download_and_end_with_the_last_client(
 NAMES = ("org/model", "hf.co/org/model:latest")
 
 
+def noted_children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+    """Return a list to which the process of every later download is added."""
+    children: list[Child] = []
+    usual = pulls_module.spawn
+
+    def spawn(*words: Any, **more: Any) -> Child:
+        children.append(usual(*words, **more))
+        return children[-1]
+
+    monkeypatch.setattr(pulls_module, "spawn", spawn)
+    return children
+
+
 def test_a_client_that_leaves_ends_its_download(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = any_rig()
     pulls = rig.app.state.server.management.pulls
 
     async def work(client: Client, hub: LocalHub) -> None:
-        from dovetail_plugins.gateway.manage import pulls as module
-
-        children = []
-        usual = module.spawn
-        monkeypatch.setattr(
-            module, "spawn", lambda *a, **k: children.append(usual(*a, **k)) or children[-1]
-        )
+        children = noted_children(monkeypatch)
         hub.gate.clear()
         task = asyncio.ensure_future(pulled(client))
         await until(lambda: hub.ranges_of("model.safetensors"))
         task.cancel()
+        await asyncio.sleep(0)  # the first one ends while the next one begins
+        hub.gate.set()
+        assert (await pulled(client))[-1] == {"status": "success"}
         await until(lambda: children[0].status is not None)
         await until(lambda: pulls.num_running == 0)
 
@@ -214,13 +226,7 @@ def test_a_client_that_leaves_ends_its_download(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_download_whose_process_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dovetail_plugins.gateway.manage import pulls as module
-
-    children = []
-    usual = module.spawn
-    monkeypatch.setattr(
-        module, "spawn", lambda *a, **k: children.append(usual(*a, **k)) or children[-1]
-    )
+    children = noted_children(monkeypatch)
 
     async def work(client: Client, hub: LocalHub) -> None:
         hub.gate.clear()
