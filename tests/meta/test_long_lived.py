@@ -33,7 +33,6 @@ KNOWN = {
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet.let_go": "its change logs its fault",
     "plugins/dovetail_plugins/gateway/forward.py::Forward.__call__": A_REQUEST,
     "plugins/dovetail_plugins/gateway/progress.py::LoadProgress.during": A_REQUEST,
-    "plugins/dovetail_plugins/gateway/fleet.py::Fleet.let_go": "its fault is that of the unload",
     "plugins/dovetail_plugins/gateway/manage/pulling.py::_last_of": A_REQUEST,
     "plugins/dovetail_plugins/gateway/manage/pulls.py::Pull.__init__": A_REQUEST,
     "plugins/dovetail_plugins/gateway/disaggregated.py::DisaggregatedRouter.__call__": A_REQUEST,

@@ -142,11 +142,12 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "load": (f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",),
     "max_loaded_models": (
+        f"{GATEWAY}::test_flags_of_the_gateway_reach_it",
         "plugins/gateway/test_any_model.py::test_so_many_models_are_loaded_and_pinned_ones_stay",
     ),
     "pinned": (
-        "plugins/gateway/test_any_model.py::test_so_many_models_are_loaded_and_pinned_ones_stay",
         "plugins/gateway/test_any_model.py::test_a_file_may_offer_all_others_too",
+        "plugins/gateway/test_any_model.py::test_so_many_models_are_loaded_and_pinned_ones_stay",
     ),
     "load_wait_s": (
         f"{GATEWAY}::test_flags_of_the_gateway_reach_it",

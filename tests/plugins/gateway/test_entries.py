@@ -110,9 +110,9 @@ def test_other_commands_take_one_model() -> None:
 
 
 def test_flags_of_the_gateway_reach_it() -> None:
-    config = Config.from_fields({"load_wait_s": 7, "models_memory_bytes": "2K"})
-    fleet = fleet_of(config, Rig("a", "b").models)
-    assert (fleet.wait_s, fleet.limit_bytes) == (7.0, 2048)
+    flags = {"load_wait_s": 7, "models_memory_bytes": "2K", "max_loaded_models": 3}
+    fleet = fleet_of(Config.from_fields(flags), Rig("a", "b").models)
+    assert (fleet.wait_s, fleet.limit_bytes, fleet.max_loaded) == (7.0, 2048, 3)
 
 
 def test_a_sample_gets_the_models_name_once() -> None:
