@@ -97,10 +97,14 @@ class Residency:
             os.posix_fadvise(descriptor, place.start, len(buffer), os.POSIX_FADV_DONTNEED)
 
     def _changed(self, what: str) -> WeightsChanged:
+        """Remove the entry, unless another one has its name by now, and return the error."""
+        with contextlib.suppress(OSError):  # it is gone, or on a read-only disk
+            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                os.unlink(self._path)
         return WeightsChanged(
             f"the packed weights were changed while the model ran from them: {what}.",
             where=self._path,
-            fix="start again: a damaged entry is removed and packed anew.",
+            fix="start again: the entry was removed, and is packed anew.",
         )
 
 

@@ -171,6 +171,7 @@ def test_a_file_that_changes_is_an_error(
     with pytest.raises(WeightsChanged, match="were changed while") as caught:
         logits_of(model)
     assert caught.value.where == str(entry) and "start again" in str(caught.value)
+    assert not entry.exists()
 
 
 def test_a_change_that_leaves_no_trace_is_found_by_its_checksum(
@@ -185,6 +186,7 @@ def test_a_change_that_leaves_no_trace_is_found_by_its_checksum(
     machine.free_bytes = machine.followers[-1]._dense_bytes
     with pytest.raises(WeightsChanged, match="damaged"):
         logits_of(model)
+    assert entries(cache_folder()) == []  # the next start packs it anew
 
 
 def test_another_start_changes_nothing(tmp_path: Path, machine: Machine) -> None:
