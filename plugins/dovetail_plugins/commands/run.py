@@ -57,11 +57,13 @@ class RunCommand(Command):
         """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail_plugins.commands._server_process import server_of
+        from dovetail_plugins.created_models.serving import as_created
 
         config = parse_config(args)
         running = _running(config)
         if running is not None:
             return _talk(args, *running)
+        config = as_created(config)
         with server_of(config) as server:
             status = server.wait_ready(config.model.model or "the demo model")
             return status if status is not None else _talk(args, *_own(args, server, config))

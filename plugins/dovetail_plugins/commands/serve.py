@@ -40,6 +40,10 @@ class ServeCommand(Command):
             from dovetail_plugins.gateway.serve import run as launch_several
 
             return launch_several(config.with_fields({"models": "any"}, origin="default"), [None])
+        if config.model.model is not None:
+            from dovetail_plugins.created_models.serving import as_created
+
+            config = as_created(config)
         check_one_model(config.origins)
         status = followed(config)
         if status is not None:

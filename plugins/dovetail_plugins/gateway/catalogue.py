@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from threading import Lock
-from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.sources.hub import Hub
@@ -21,10 +20,9 @@ from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.steps.cache_size import kv_bytes
 from dovetail.errors import ConfigError
 from dovetail_plugins.apis.ollama.models import LATEST
+from dovetail_plugins.created_models.serving import own_fields
 from dovetail_plugins.created_models.store import CREATED, CreatedStore
 from dovetail_plugins.gateway.entries import ModelEntry, entry_of
-from dovetail_plugins.modelfile.fields import fields_of
-from dovetail_plugins.modelfile.model import Modelfile
 
 SCAN_PERIOD_S = 1.0
 """The stores are read at most this often."""
@@ -73,7 +71,7 @@ class Catalogue:
         config = self._config.with_fields(names | {"load": 0})
         own = self.created.modelfile(model.name, model)
         if own is not None:
-            fields, aliases = _own_fields(own, model, aliases)
+            fields, aliases = own_fields(own, model, aliases)
             config = config.with_fields(fields, origin=f"the Modelfile of {model.name}")
         config = config.with_fields(self._usual_fields(config, model), origin="default")
         return entry_of(config, aliases, model.path)
@@ -116,19 +114,6 @@ class Catalogue:
             tokens = min(facts.max_position_tokens, CACHE_TOKENS) + SPARE_TOKENS
             fields["kv_cache_memory_bytes"] = kv_bytes(facts, KV_DTYPE, tokens, 1)
         return fields
-
-
-def _own_fields(
-    own: Modelfile, model: StoredModel, aliases: list[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of a created model, and its aliases. With an adapter the names are the
-    adapter's, which has no aliases: it gets several names."""
-    fields = dict(fields_of(own, name=model.name).fields)
-    if own.adapters:
-        names = [model.name, *aliases]
-        fields["lora_modules"] = [f"{name}={own.adapters[0]}" for name in names]
-        aliases = []
-    return fields, aliases
 
 
 def _names_of(models: dict[str, StoredModel]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,8 +100,8 @@ class Residency:
     def _changed(self, what: str) -> WeightsChanged:
         """Remove the entry, unless another one has its name by now, and return the error."""
         with contextlib.suppress(OSError):  # it is gone, or on a read-only disk
-            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
-                os.unlink(self._path)
+            if os.path.samestat(Path(self._path).stat(), os.fstat(self._descriptor)):
+                Path(self._path).unlink()
         return WeightsChanged(
             f"the packed weights were changed while the model ran from them: {what}.",
             where=self._path,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dovetail.cli.main import main
+from dovetail.config.config import Config
+from dovetail.errors import ConfigError
+from dovetail_plugins.created_models.serving import as_created
 from dovetail_plugins.created_models.store import CreatedStore
 from dovetail_plugins.modelfile.reading import read
 from support.any_models import cache_demo, demo_gguf, own_stores
+from support.server_process import ServerProcess
 
+SYSTEM = 'You are "brief".'
 MODELFILE = """FROM {base}
 PARAMETER temperature 0.5
 SYSTEM \"\"\"You are "brief".\"\"\"
@@ -49,6 +55,31 @@ def test_a_model_by_name_from_begin_to_end(
     assert "brief:latest is deleted" in out(capsys, "rm", "brief", "--yes")
     assert main(["show", "brief"]) == 2
     assert list(CreatedStore().names()) == ["other:v2"]
+
+
+def test_a_created_model_is_served_with_its_settings(
+    stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stores / "Modelfile").write_text(MODELFILE.format(base="org/model"))
+    out(capsys, "create", "brief")
+    named = Config.from_fields({"model": "brief", "max_num_seqs": 3})
+    config = as_created(named)
+    assert config.scheduler.max_num_seqs == 3
+    assert list(config.model.served_model_name or ()) == ["brief", "brief:latest"]
+    assert config.model.override_generation_config["temperature"] == 0.5
+    assert (Path(config.model.model or "") / "config.json").exists()
+    given = as_created(Config.from_fields({"model": "brief", "served_model_name": ["mine"]}))
+    assert list(given.model.served_model_name or ()) == ["mine"]
+    for name in ("org/model", "nobody", "../brief", str(stores / "hub")):
+        other = Config.from_fields({"model": name})
+        assert as_created(other) is other
+    assert as_created(Config()).model.model is None
+    with ServerProcess("brief", "--port", "0") as server, server.wait_ready().client() as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "brief"
+        assert client.post("/api/show", json={"model": "brief"}).json()["system"] == SYSTEM
+    shutil.rmtree(stores / "hub")
+    with pytest.raises(ConfigError, match="its base org/model is gone"):
+        as_created(named)
 
 
 def test_show_tells_the_facts_of_any_model(

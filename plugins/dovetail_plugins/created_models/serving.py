@@ -1,0 +1,66 @@
+"""Settings of a created model that is served by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.stores.find import Stores
+from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.config.config import Config
+from dovetail.config.rules.checks import checked
+from dovetail.errors import ConfigError, RequestError
+from dovetail_plugins.created_models.names import full_name
+from dovetail_plugins.created_models.store import CreatedStore
+from dovetail_plugins.modelfile.fields import fields_of
+from dovetail_plugins.modelfile.model import Modelfile
+
+
+def own_fields(
+    own: Modelfile, model: StoredModel, aliases: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a created model, and its aliases. With an adapter the names are the
+    adapter's, which has no aliases: it gets several names."""
+    fields = dict(fields_of(own, name=model.name).fields)
+    if own.adapters:
+        names = [model.name, *aliases]
+        fields["lora_modules"] = [f"{name}={own.adapters[0]}" for name in names]
+        aliases = []
+    return fields, aliases
+
+
+def as_created(config: Config) -> Config:
+    """Return the config with the settings of the created model that --model names, unchanged if it
+    names none. What the user sets wins. Raises: ConfigError for a model whose files are gone"""
+    found = _found(config)
+    if found is None:
+        return config
+    model, own = found
+    fields, aliases = own_fields(own, model, [str(config.model.model)])
+    if aliases:
+        fields["served_model_name"] = list(dict.fromkeys([*aliases, model.name]))
+    free = {name: value for name, value in fields.items() if not config.is_given(name)}
+    served = config.with_fields(
+        free | {"model": str(model.path)}, origin=f"the Modelfile of {model.name}"
+    )
+    return checked(served)
+
+
+def _found(config: Config) -> tuple[StoredModel, Modelfile] | None:
+    name = config.model.model
+    if name is None or config.model.revision is not None or Path(name).exists():
+        return None
+    try:
+        full = full_name(name, "--model")
+    except RequestError:  # an id that no created model may have
+        return None
+    store = CreatedStore()
+    record = store.get(full)
+    if record is None:
+        return None
+    stores = Stores.of(config.load.model_dir, config.load.download_dir)
+    model = store.stored(full, record, {one.name: one for one in stores.all_models()})
+    if model.fault:
+        raise ConfigError(f"{model.fault}.", where=full, fix="`dovetail rm` removes the name.")
+    own = store.modelfile(full, model)
+    return None if own is None else (model, own)
