@@ -334,7 +334,7 @@ FAULTS: dict[str, Fault] = {
     "chat template missing": Fault(
         args=flags("--chat-template", "/no/such.jinja"),
         cause=r"/no/such\.jinja",
-        fix=r"name a \.jinja file",
+        fix=r"name a template's file",
     ),
     "more stages than layers": Fault(
         args=flags("--pipeline-parallel-size", "64"),
