@@ -140,11 +140,10 @@ def run(args: argparse.Namespace, model: Path, name: str, group: Group | None) -
     ]  # fmt: skip
     environment = os.environ | {"XDG_CACHE_HOME": str(args.folder / "cache"), REPORT: str(report)}
     port = free_port()
-    enter = None if group is None else group.enter
+    command = [*command, str(port)]
     with (args.folder / "log.txt").open("w") as log:
-        server = subprocess.Popen(
-            [*command, str(port)], env=environment, preexec_fn=enter, stdout=log, stderr=log
-        )
+        limited_command = command if group is None else group.within(command)
+        server = subprocess.Popen(limited_command, env=environment, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             await_ready(url, server, args.folder / "log.txt")

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,10 @@ class Group:
     peak: str
     failures: str
 
-    def enter(self) -> None:
-        """Move the calling process into the group: pass this to Popen as `preexec_fn`."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+    def within(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs another one in the group, as the same process."""
+        enter = 'echo $$ > "$0" && exec "$@"'
+        return ["sh", "-c", enter, str(self.folder / "cgroup.procs"), *command]
 
     def peak_bytes(self) -> int:
         """Return the most memory that was in use, file content included."""
@@ -128,7 +129,7 @@ def main() -> int:
         return 2
     try:
         with limited(num_bytes(sys.argv[1])) as group:
-            status = subprocess.run(sys.argv[2:], preexec_fn=group.enter, check=False).returncode
+            status = subprocess.run(group.within(sys.argv[2:]), check=False).returncode
             print(f"peak: {group.peak_bytes() >> 20} MiB", file=sys.stderr)
     except (NoLimit, ValueError) as error:
         print(error, file=sys.stderr)

@@ -95,8 +95,9 @@ def test_a_context_is_the_conversation(client: Any) -> None:
     assert second.context[: len(first.context)] == first.context
     asked = client._client.post("/tokenize", json={"model": "mine", "messages": turns}).json()
     prompts = (second.context[: second.prompt_eval_count], asked["tokens"])
-    texts = [client._client.post("/detokenize", json={"tokens": ids}).text for ids in prompts]
-    no_thoughts = r"<think>\n\n</think>\n\n"
+    asked = [client._client.post("/detokenize", json={"tokens": ids}).json() for ids in prompts]
+    texts = [one["prompt"] for one in asked]
+    no_thoughts = "<think>\n\n</think>\n\n"
     assert texts[0].count(no_thoughts) == 2, "a context has the earlier answer as it was made"
     assert texts[0].replace(no_thoughts, "", 1) == texts[1]
 

@@ -22,6 +22,7 @@ MAY_FORK = {
     "the process that forks has one thread and has run no parallel region",
     "plugins/dovetail_testing/isolated_import.py": "torch is imported once; "
     "no parallel region runs before",
+    "benchmarks/cache_faults.py": "its kernels have one thread",
 }
 """The files that may fork, and why that is safe there. docs/explanation/processes.md says so."""
 SILENT = re.compile(r"except[^\n]*:\s*\n?\s*pass\b")

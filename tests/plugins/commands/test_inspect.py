@@ -274,13 +274,14 @@ def test_keys_stay(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["version"] == 1
     assert list(told) == [
         *("version", "path", "would_start", "model", "purpose", "parameters"),
-        *("active_parameters", "files", "groups", "memory", "quantization", "plugins", "text"),
-        *("generation", "warnings"),
+        *("active_parameters", "files", "media", "file", "groups", "memory", "quantization"),
+        *("plugins", "text", "generation", "warnings"),
     ]
     assert list(told["memory"]) == [
         *("device", "weights_bytes", "tables_bytes", "is_exact", "kv_dtype", "kv_bytes_per_token"),
         "state_bytes_per_request",
         *("free_bytes", "longest_tokens", "fits", "cache_bytes", "served_tokens", "most_requests"),
+        "from_disk",
     ]
     plugins = {one["kind"]: one for one in told["plugins"]}
     assert plugins["tool_parser"]["name"] == told["text"]["tool_parser"] == "hermes"
