@@ -153,6 +153,7 @@ def sampling_rows(config: Config, spec: EngineSpec) -> list[Shown]:
         elif origin == MODEL and config.is_given("generation_config"):
             origin = _origin_of_source(config)
         value = spec.default_sampling.get(name, getattr(plain, name))
+        value = list(value) if isinstance(value, tuple) else value
         is_chosen = origin != DEFAULT
         rows.append(Shown(group="", name=name, value=value, origin=origin, is_chosen=is_chosen))
     return rows
