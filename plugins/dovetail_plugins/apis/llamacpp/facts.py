@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body
+from fastapi import Body, Request
 
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
@@ -52,8 +52,9 @@ async def show_props(server: ServerOf) -> dict[str, Any]:
     }
 
 
-async def change_props() -> None:
+async def change_props(request: Request) -> None:
     """Refuse: the settings of a server do not change while it runs."""
+    await request.body()  # of a client that is still there
     raise not_supported(
         "a server's settings do not change while it runs.", fix="start it with other flags."
     )
