@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self
 
 from dovetail.config.checkpoint.stores.stored import StoredModel
@@ -69,7 +69,9 @@ class Fleet:
         catalogue: Catalogue | None = None,
         measure: Callable[[ModelEntry], MemoryNeed] = need_of,
     ) -> None:
-        self.models = tuple(models)
+        self.models: tuple[GatewayModel, ...] = ()
+        self._by_name: dict[str, GatewayModel] = {}
+        self._have(models)
         self.catalogue = catalogue
         self.max_loaded = max_loaded
         self._measure = measure
@@ -106,12 +108,12 @@ class Fleet:
     def known(self, name: str) -> GatewayModel | None:
         """Return the model of the fleet with this name, if there is one. A model whose files are
         gone leaves the fleet here, unless it is loaded. Mutates: self"""
-        names = (name, name.removesuffix(LATEST))
-        for model in self.models:
-            if any(one in model.entry.names_and_aliases for one in names):
-                if model.is_resident or model.entry.path is None or model.entry.path.exists():
-                    return model
-                self.leave(model)
+        model = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        if model is None or model.is_resident:
+            return model
+        if model.entry.path is None or model.entry.path.exists():
+            return model
+        self.leave(model)
         return None
 
     async def others(self) -> list[StoredModel]:
@@ -124,7 +126,16 @@ class Fleet:
 
     def leave(self, model: GatewayModel) -> None:
         """Take an unloaded model out of the fleet. Mutates: self"""
-        self.models = tuple(one for one in self.models if one is not model)
+        self._have(one for one in self.models if one is not model)
+
+    def _have(self, models: Iterable[GatewayModel]) -> None:
+        """Make these the models of the fleet. Of two with an alias the first has it. Mutates:
+        self"""
+        self.models = tuple(models)
+        self._by_name = {}
+        for model in self.models:
+            for name in model.entry.names_and_aliases:
+                self._by_name.setdefault(name, model)
 
     def _first(self) -> GatewayModel:
         if not self.models:
@@ -148,7 +159,7 @@ class Fleet:
             raise RequestError(
                 f'the model "{stored.name}" cannot be served: {error}', where="model"
             ) from error
-        self.models = (*self.models, model)
+        self._have((*self.models, model))
         logger.info("%s: %s", model.name, stored.path)
         return model
 

@@ -18,16 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
-from dovetail_plugins.apis.ollama.response import (
-    answer_fields,
-    as_message,
-    as_response,
-    empty_delta,
-    encoded,
-)
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
-from dovetail_plugins.gateway.progress import LINES, LoadProgress
+from dovetail_plugins.gateway.progress import LoadProgress, empty_piece
 from dovetail_plugins.gateway.routing import (
     KEEP_ALIVE_PATHS,
     OLLAMA_LINES,
@@ -127,11 +120,8 @@ class Forward:
     ) -> None:
         """Unload a model once its requests have ended, and answer as Ollama does."""
         self._fleet.let_go(model)
-        shape = as_message if path == "/api/chat" else as_response
-        said = answer_fields(
-            fields.model or model.name, shape(empty_delta()), {"done_reason": "unload"}
-        )
-        await Response(encoded(said), media_type="application/json")(scope, _never, send)
+        said = empty_piece(path, fields.model or model.name, done_reason="unload")
+        await Response(said, media_type="application/json")(scope, _never, send)
 
     async def _tried(
         self,
@@ -204,7 +194,7 @@ async def _pass_back(
     headers = [(name, value) for name, value in answer.headers if name not in dropped]
     if progress.has_begun and answer.status != 200:
         body = b"".join([piece async for piece in answer.pieces()])
-        await progress.fail(_as_last_event(scope, progress, body))
+        await progress.fail(_as_last_event(scope, body))
         return
     if not progress.has_begun:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -226,21 +216,21 @@ def _last_event(scope: Scope, error: DovetailError) -> bytes:
     bodies: ErrorBodies = scope["state"]["error_bodies"]
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     own = bodies.body_of(path)
-    if own is None:
-        return b"\n\ndata: " + found.body() + b"\n\ndata: [DONE]\n\n"
-    body = own(found.status, found.info, scope["state"]["request_id"])
-    return body + b"\n" if path in OLLAMA_LINES else b"\n\nevent: error\ndata: " + body + b"\n\n"
+    body = (
+        found.body() if own is None else own(found.status, found.info, scope["state"]["request_id"])
+    )
+    return _as_last_event(scope, body)
 
 
-def _as_last_event(scope: Scope, progress: LoadProgress, body: bytes) -> bytes:
-    """Return a whole error of the model's server as the end of a stream that has begun."""
-    if progress.framing == LINES:
-        return body + b"\n"
+def _as_last_event(scope: Scope, body: bytes) -> bytes:
+    """Return the body of an error as the end of a stream that has begun."""
     bodies: ErrorBodies = scope["state"]["error_bodies"]
-    own = bodies.body_of(scope["path"].removeprefix(scope.get("root_path", "")))
-    if own is None:
-        return b"data: " + body + b"\n\ndata: [DONE]\n\n"
-    return b"event: error\ndata: " + body + b"\n\n"
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if path in OLLAMA_LINES:
+        return body + b"\n"
+    if bodies.body_of(path) is None:
+        return b"\n\ndata: " + body + b"\n\ndata: [DONE]\n\n"
+    return b"\n\nevent: error\ndata: " + body + b"\n\n"
 
 
 async def _never() -> Message:

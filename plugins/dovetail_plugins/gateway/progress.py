@@ -32,6 +32,12 @@ EVENTS, LINES = "events", "lines"
 TYPES = {EVENTS: "text/event-stream; charset=utf-8", LINES: MEDIA_TYPE}
 
 
+def empty_piece(path: str, model: str, **end: str) -> bytes:
+    """Return a piece of an answer in Ollama's format, without text; the last one with an `end`."""
+    shape = as_message if path == "/api/chat" else as_response
+    return encoded(answer_fields(model, shape(empty_delta()), end))
+
+
 class LoadProgress:
     """The beginning of one request's stream. `has_begun`: its status and headers have been sent."""
 
@@ -72,8 +78,7 @@ class LoadProgress:
 
     def _piece(self, seconds: float) -> bytes:
         if self.framing == LINES:
-            shape = as_message if self._path == "/api/chat" else as_response
-            return line(encoded(answer_fields(self._model, shape(empty_delta()), {})))
+            return line(empty_piece(self._path, self._model))
         name = msgspec.json.encode(self._model).decode()  # on one line whatever the client sent
         return f": {name} is being loaded, {seconds:.0f} s\n\n".encode()
 
