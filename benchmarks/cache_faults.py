@@ -4,7 +4,7 @@
 
 Two tiny random checkpoints of one shape. The rounds damage the cache in six ways, in turn:
 
-- killed: a starting process is killed at a random write to its entry, part of which is done,
+- killed: a process that starts is killed in the middle of a random write to its entry,
 - renamed: the same, and the unfinished file has the entry's name (a disk that lost writes),
 - torn: the entry is cut or longer, or has a wrong bit, pages of zeros, or pages swapped,
 - stale: the checkpoint gets other weights of the same sizes, and the entry is there still,

@@ -1,8 +1,8 @@
 """A real model in bfloat16 to be quantized, made of weights that a GGUF file held in blocks.
 
 `python -m benchmarks.gguf_source JOB.json` reads a model as benchmarks.quality_reference does and
-writes a folder of safetensors. Small real models are published here in blocks alone, whose values a
-quantizer finds again without any error. So the model is changed into one that computes the same:
+writes a folder of safetensors. A model that was read from quantized blocks can be quantized to the
+same blocks without any error. So its weights are changed, and what it computes stays the same:
 
 - columns of the matrices after a norm are multiplied by numbers near 1, its weights divided,
 - rows of `v_proj` and `up_proj` are, and columns of the matrix after them divided,

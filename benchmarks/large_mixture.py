@@ -19,7 +19,7 @@ _BLOCK_VALUES, _BLOCK_BYTES = 256, 144
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a mixture; the usual ones are those of Qwen3-30B-A3B, in fewer layers."""
+    """The sizes of a mixture of experts. The defaults are Qwen3-30B-A3B's, with fewer layers."""
 
     layers: int = 12
     hidden: int = 2048

@@ -1,13 +1,13 @@
-"""Six small models of which two fit into memory, asked for by 16 clients in random order.
+"""16 clients ask for six small models in random order; two models may be loaded at a time.
 
     PYTHONPATH=core:plugins:kernels python benchmarks/models_by_name.py [--minutes 10]
 
-A server (`dovetail serve --models any --max-loaded-models 2`) runs as a process of its own. Clients
-stream answers of random models. Meanwhile a model's process is killed now and then, one model never
-loads and one is deleted from the disk. A second run asks in the worst order: each request names
-another model than the one before. Printed are requests, failures and cut streams (there should be
-none beyond those of killed processes), swaps a minute, how long requests waited for their first
-token, and the memory of all processes before and after.
+The server (`dovetail serve --models any --max-loaded-models 2`) is a process of its own, and
+answers are streamed. There are three runs: random order; the worst order, where each request names
+another model than the one before; random order again, while model processes are killed, one model
+cannot be loaded and one is deleted from the disk. Each run prints its requests by how they ended,
+swaps a minute, and the time to the first token. Only the last run may have failures. At the end
+comes the memory of all processes, before and after.
 """
 
 from __future__ import annotations

@@ -83,5 +83,5 @@ class GatewayConfig:
         (),
         secret=True,
         metavar="KEY",
-        help="keys for --manage-models; without one, those of --api-key manage models too",
+        help="keys that may manage models (--manage-models); without any, those of --api-key may",
     )
