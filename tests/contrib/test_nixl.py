@@ -116,7 +116,7 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KVConnector]]:
 
 @pytest.fixture
 def ports() -> dict[str, Any]:
-    port = 20_000 + secrets.randbelow(900) * 40
+    port = 10_000 + secrets.randbelow(550) * 40
     return {"host_bytes": 1 << 20, "kv_port": port, "kv_parallel_size": 2}
 
 

@@ -205,7 +205,7 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dovetail_plugins.kv_connectors._peer_client.ASK_LIMIT_S", 0.5)
     monkeypatch.setattr("dovetail_plugins.kv_connectors._peer_client.LEFT_ALONE_S", 0.05)
     chance = random.Random(SEED)
-    ports = {"kv_port": 20_000 + secrets.randbelow(900) * 40, "kv_parallel_size": 2}
+    ports = {"kv_port": 10_000 + secrets.randbelow(550) * 40, "kv_parallel_size": 2}
     extra = {"host_bytes": 1 << 24}
     giving = transfer("p2p", extra, kv_rank=0, **ports)
     taking = transfer("p2p", {"host_bytes": 0}, kv_rank=1, **ports)

@@ -46,7 +46,7 @@ class Halves:
     """Two servers, and the one address of both."""
 
     def __init__(self, model: Path) -> None:
-        port = 20_000 + secrets.randbelow(900) * 40
+        port = 10_000 + secrets.randbelow(550) * 40
         self.prefill = server(model, "kv_producer", port)
         self.decode = server(model, "kv_consumer", port + 16, "--block-size", "32", *FEW, peer=port)
         urls = [one.wait_ready().url for one in (self.prefill, self.decode)]

@@ -171,7 +171,7 @@ def test_an_engine_that_starts_after_it_was_asked_is_asked_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_peer_client, "LEFT_ALONE_S", 1000.0)
-    port = 20_000 + secrets.randbelow(900) * 40
+    port = 10_000 + secrets.randbelow(550) * 40
     with (
         closing(PeerEngine(PeerAddress("127.0.0.1", port), facts_of(0), None)) as peer,
         ExitStack() as s,

@@ -97,7 +97,10 @@ def _base_of(folder: Path) -> str | None:
 
 def _base_of_file(file: Path) -> str | None:
     """Return the base model that a GGUF file names, None if there is no such file."""
-    if not file.is_file():
+    try:
+        if not file.is_file():
+            return None
+    except OSError:  # a name that is too long
         return None
     try:
         settings = read_head(file).settings

@@ -9,6 +9,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from dovetail.config.parse.foreign_variables import Row, Setting
 from dovetail.interfaces.data.block_hash import BlockHash
 from dovetail.interfaces.plugin import Value
 from dovetail.parallel.experts import placed_experts
@@ -36,7 +37,7 @@ class ConstantContract:
     def test_value_is_a_constant(self, entry: Entry, plugin: Value) -> None:
         """The object is frozen."""
         with pytest.raises(AttributeError):
-            plugin.value = plugin.value  # type: ignore[misc]
+            plugin.value = None  # type: ignore[misc]
 
 
 class ValueContract(ConstantContract):
@@ -56,6 +57,27 @@ class FileImporterContract(ConstantContract):
         """The value is a function of the file's new module and the file's path."""
         assert callable(plugin.value), f"{plugin.value!r} cannot be called"
         inspect.signature(plugin.value).bind(ModuleType("file"), Path("file.py"))
+
+
+class ForeignVariablesContract(ConstantContract):
+    """Clauses of tables of another server's variables, in the process that reads them."""
+
+    def test_each_variable_has_a_meaning(self, entry: Entry, plugin: Value) -> None:
+        """Each variable has one of the known meanings; one begins with the server's name."""
+        prefix = f"{entry.name.upper()}_"
+        assert any(name.startswith(prefix) for name in plugin.value), f"none begins with {prefix}"
+        for name, row in plugin.value.items():
+            assert isinstance(row, Row), f"{name} has no known meaning: {row!r}"
+
+    def test_settings_read_any_text(self, plugin: Value) -> None:
+        """A setting turns a text into fields, or raises ValueError."""
+        for name, row in plugin.value.items():
+            for text in ("", "1", "auto", "a,b") if isinstance(row, Setting) else ():
+                try:
+                    fields = row.fields(text)
+                except ValueError:
+                    continue
+                assert isinstance(fields, dict), f"{name}={text!r} gives {fields!r}"
 
 
 class HashContract(ValueContract):
@@ -116,6 +138,7 @@ class RopeContract(ValueContract):
 _OWN_CLAUSES: dict[str, type[ConstantContract]] = {
     "expert_placement": ExpertPlacementContract,
     "file_importer": FileImporterContract,
+    "foreign_variables": ForeignVariablesContract,
     "hash_algorithm": HashContract,
     "rope_type": RopeContract,
 }
