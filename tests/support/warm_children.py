@@ -18,6 +18,7 @@ import fcntl
 import gc
 import importlib
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -32,21 +33,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dovetail import registry
 from dovetail.processes import process
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
 PARENTS = ("dovetail", ENGINE)
 """The modules whose processes start some of CHILDREN."""
-CHILDREN = (RANK, ENGINE, API)
+COMPILER = "dovetail.structured_output.compile_worker"
+CHILDREN = (RANK, ENGINE, API, COMPILER)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
     *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
     *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
-    *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media"),
+    *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
+    *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
+    *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers"),
 )
+ENGINES_KINDS = ("attention_backend", "load_format", "logits_processor", "renderer")
+SERVERS_KIND = "api"
+"""The kinds whose plugins nearly every engine or server imports."""
 NOT_YET = "prometheus_client"
-"""A package that reads its variable when it is imported, which a server sets before."""
+"""A package that reads its variable when it is imported. A server of several processes sets it
+before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
+SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config")
+"""What the command line of such a server has."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
@@ -73,7 +84,7 @@ ARG_START, ARG_END = 45, 46
 
 
 class Forks:
-    """A process with IMPORTS that forks children, at the other end of a socket."""
+    """A process with imports that forks children, at the other end of a socket."""
 
     def __init__(self, end: socket.socket, environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
@@ -104,37 +115,45 @@ def _adopting() -> Iterator[None]:
 
 
 @cache
-def started() -> Forks:
-    """Return a process that has imported IMPORTS, which ends with this one."""
-    ours, theirs = socket.socketpair()
+def started() -> tuple[Forks, Forks]:
+    """Return a process that has IMPORTS, and one that has the plugins of SERVERS_KIND as well. They
+    end with this one."""
+    (ours, theirs), (more, their_more) = socket.socketpair(), socket.socketpair()
+    numbers = [theirs.fileno(), their_more.fileno()]
     environment = process.child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     started_process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "support.warm_children", str(theirs.fileno()), ROOM],
+        [sys.executable, "-P", "-m", "support.warm_children", *map(str, numbers), ROOM],
         stdin=subprocess.DEVNULL,
         env=environment | WAITING,
-        pass_fds=[theirs.fileno()],
+        pass_fds=numbers,
     )
     theirs.close()
+    their_more.close()
 
     def end() -> None:
         ours.close()
+        more.close()
         started_process.wait(60)
 
     atexit.register(end)
-    return Forks(ours, environment)
+    return Forks(ours, environment), Forks(more, environment)
 
 
 def forked() -> Forks:
     """Return a fork of this process, which has IMPORTS and one thread; it ends with this one."""
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to the whole group
-        _only_keep(theirs.fileno())
-        _serve(theirs)
-        os._exit(0)
-    theirs.close()
+    _serve_from_a_fork(theirs)
     return Forks(ours, os.environ)
+
+
+def _serve_from_a_fork(orders: socket.socket) -> None:
+    """Fork a process that forks a child for every order; close the socket in this one."""
+    if os.fork() == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to the whole group
+        _only_keep(orders.fileno())
+        _serve(orders)
+        os._exit(0)
+    orders.close()
 
 
 def _only_keep(number: int) -> None:
@@ -156,7 +175,7 @@ class WarmPopen(subprocess.Popen[Any]):
     def _execute_child(self, *values: Any) -> None:
         wanted = dict(zip(PARAMETERS, values, strict=True))
         is_warm = _module_of(wanted["args"]) in (*CHILDREN, *PARENTS) and _is_plain(wanted)
-        source = (self.source or started()) if is_warm else None
+        source = (self.source or _source_for(wanted["args"])) if is_warm else None
         if source is not None and source.environment == _imported(wanted["env"] or os.environ):
             self._fork(source, wanted)
         else:
@@ -176,6 +195,13 @@ class WarmPopen(subprocess.Popen[Any]):
         self.pid = source.start(order, [*usual, *wanted["pass_fds"]])
         self._child_created = True
         self._close_pipe_fds(*(wanted[name] for name in PIPES))  # type: ignore[attr-defined]
+
+
+def _source_for(words: Sequence[str]) -> Forks:
+    """Return the process with the most imports that a command may have."""
+    imports, more_imports = started()
+    has_several = any(mark in word for word in map(str, words) for mark in SEVERAL_PROCESSES)
+    return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
 
 
 def _is_plain(wanted: Mapping[str, Any]) -> bool:
@@ -287,16 +313,36 @@ def _run(words: Sequence[str]) -> int:
     return int(main.main())
 
 
-def main(number: int) -> None:
-    """Import IMPORTS, then fork a child for every order that comes; end with the socket."""
+def main(number: int, more_number: int) -> None:
+    """Import IMPORTS, then fork a child for every order that comes on the first socket, and another
+    process, with the plugins of SERVERS_KIND, for those on the second. Both end with their socket.
+    """
     for name in IMPORTS:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page
+    _import_plugins(*ENGINES_KINDS)
     assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
+    _settle()
+    if os.fork() == 0:
+        os.close(number)
+        _import_plugins(SERVERS_KIND)
+        number = more_number
+        _settle()
+    else:
+        os.close(more_number)
     _serve(socket.socket(fileno=number))
 
 
+def _import_plugins(*kinds: str) -> None:
+    for entry in itertools.chain.from_iterable(map(registry.entries, kinds)):
+        importlib.import_module(entry.module)
+
+
+def _settle() -> None:
+    """Prepare for forks: they have one thread, and a collection would copy every page."""
+    gc.collect()
+    gc.freeze()
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
