@@ -40,6 +40,7 @@ ADAPTERS = HERE / "wrong_adapters.py"
 CONNECTORS = HERE / "wrong_connectors.py"
 EVICTIONS = HERE / "wrong_evictions.py"
 POLICIES = HERE / "wrong_policies.py"
+STORES = HERE / "wrong_stores.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -74,6 +75,14 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("model_store", f"{STORES}:NamelessStore", "says_where_models_are"),
+    ("model_store", f"{STORES}:CurlyStore", "says_where_models_are"),
+    ("model_store", f"{STORES}:SecretiveStore", "finds_what_it_lists"),
+    ("model_store", f"{STORES}:GhostStore", "paths_exist"),
+    ("model_store", f"{STORES}:ObligingStore", "finds_nothing_else[../out]"),
+    ("model_store", f"{STORES}:TimelessStore", "a_missing_revision_is_not_another"),
+    ("model_store", f"{STORES}:TouchingStore", "changes_nothing"),
+    ("model_store", f"{STORES}:OnceStore", "a_listing_repeats"),
     ("io_processor", f"{IO_PROCESSORS}:PaintingProcessor", "names_a_task"),
     ("io_processor", f"{IO_PROCESSORS}:SilentProcessor", "makes_prompts_of_its_sample"),
     ("io_processor", f"{IO_PROCESSORS}:ArrayProcessor", "answers_in_json"),
@@ -291,6 +300,7 @@ RIGHT = [
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("client", f"{CLIENTS}:RightClient"),
+    ("model_store", f"{STORES}:RightStore"),
     ("stop_condition", f"{CONDITIONS}:RightCondition"),
     ("renderer", f"{RENDERERS}:RightRenderer"),
     ("renderer", f"{RENDERERS}:StrictRenderer"),

@@ -226,6 +226,7 @@ SERVED = {
 }
 ELSEWHERE = {
     "client": "test_commands",
+    "model_store": "test_a_model_store_of_a_package",
     "command": "test_a_command_of_a_package",
     "stop_condition": "test_a_stop_condition_of_a_package",
     "adapter": "test_an_adapter_of_a_package",
@@ -321,6 +322,14 @@ def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert main(["mend"]) == 2
     said = capsys.readouterr().err
     assert "by run" in said and "mender:Faulty of mender" in said
+
+
+def test_a_model_store_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = broken_file(tmp_path, PLUGINS + "model_stores.ollama:Ollama", "models").read_text()
+    with installed(tmp_path / "site", "mender", code, {"model_store": {"mend": "mender:Faulty"}}):
+        assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert "by models" in said and "mender:Faulty of mender" in said
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "use_modelscope": ("plugins/commands/test_pull_modelscope.py::test_pull",),
     "model_dir": (
         "plugins/gguf/test_through_the_engine.py::test_files_of_folders_are_listed_and_served_by_name",
-        "core/config/checkpoint/test_stores.py::test_folders_of_model_dir",
+        "plugins/commands/test_model_stores.py::test_folders_of_model_dir",
     ),
     "kv_cache_dtype": (
         SPEC,

@@ -145,6 +145,7 @@ _TABLE = (
           "--api", has_named_options=True),
     _kind("command", "command:Command", "a subcommand of `dovetail`"),
     _kind("client", "client:ClientProgram", "a program that `dovetail launch` starts"),
+    _kind("model_store", "model_store:ModelStore", "models on this machine by name; all are read"),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "source of a benchmark's prompts",
           "--dataset-name", default="random"),
     Kind(name="model_type", interface=VALUE,
