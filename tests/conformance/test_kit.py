@@ -40,6 +40,7 @@ ADAPTERS = HERE / "wrong_adapters.py"
 CONNECTORS = HERE / "wrong_connectors.py"
 EVICTIONS = HERE / "wrong_evictions.py"
 POLICIES = HERE / "wrong_policies.py"
+GATES = HERE / "wrong_gates.py"
 STORES = HERE / "wrong_stores.py"
 
 POLICY = "scheduling_policy"
@@ -75,6 +76,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("gate", f"{GATES}:ShutGate", "open_routes_are_open[flags1]"),
+    ("gate", f"{GATES}:SleepyGate", "what_is_no_request_passes[flags0]"),
+    ("gate", f"{GATES}:MuteGate", "every_request_is_answered_once[/nothing/here-flags1]"),
+    ("gate", f"{GATES}:AjarGate", "a_server_with_keys_is_closed"),
+    ("gate", f"{GATES}:ForgetfulGate", "keeps_owners_that_it_does_not_know"),
     ("model_store", f"{STORES}:NamelessStore", "says_where_models_are"),
     ("model_store", f"{STORES}:CurlyStore", "says_where_models_are"),
     ("model_store", f"{STORES}:SecretiveStore", "finds_what_it_lists"),
@@ -301,6 +307,7 @@ RIGHT = [
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("client", f"{CLIENTS}:RightClient"),
     ("model_store", f"{STORES}:RightStore"),
+    ("gate", f"{GATES}:RightGate"),
     ("stop_condition", f"{CONDITIONS}:RightCondition"),
     ("renderer", f"{RENDERERS}:RightRenderer"),
     ("renderer", f"{RENDERERS}:StrictRenderer"),

@@ -141,6 +141,8 @@ _TABLE = (
           has_named_options=True),
     _kind("stat_logger", "stats:StatLogger", "receives the engine's statistics", "--stat-loggers",
           has_named_options=True),
+    _kind("gate", "gate:Gate", "who sends a request, and what they may do", "--gate",
+          default="keys"),
     _kind("api", "api:Api", "a family of HTTP endpoints; dovetail's own are always served",
           "--api", has_named_options=True),
     _kind("command", "command:Command", "a subcommand of `dovetail`"),

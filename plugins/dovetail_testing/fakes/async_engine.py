@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.engine.client.connection import EngineState
 from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.requests.gated import followed
 from dovetail.engine.client.requests.input_processor import InputProcessor, Prompt
 from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.results.stop import TextWatch
@@ -42,6 +43,7 @@ from dovetail.interfaces.data.step import Pooled, TokenLogprobs
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
+from dovetail.observability.caller import CALLER
 from dovetail_testing.fakes.adapters import FakeAdapters
 from dovetail_testing.fakes.end import FakeEnd
 
@@ -273,6 +275,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.pooled: list[tuple[str, PoolingParams, tuple[int, ...]]] = []
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
+        self.owners: list[tuple[str, float]] = []
         self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies)
@@ -368,11 +371,14 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if adapter:
             extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))
+        if (caller := CALLER.get()) is not None:
+            self.owners.append((caller.owner, caller.weight))
         self.running.add(request_id)
         self.most_running = max(self.most_running, len(self.running))
         is_done = False
         try:
-            async for output in self._outputs(prepared.prompt_ids, prepared.params, request_id):
+            outputs = self._outputs(prepared.prompt_ids, prepared.params, request_id)
+            async for output in followed(prepared, outputs):
                 yield output
             is_done = True
         finally:

@@ -108,6 +108,7 @@ def make_app(
             max_queued=max_queued_requests,
         ),
         fields=FieldReporter(
+            names_users=text.frontend.owner_from_user,
             is_strict=frontend.strict_request_fields,
             claimed=claimed_fields(engine.spec),
         ),
