@@ -161,6 +161,7 @@ class Simulation:
         self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, self._policy)
         self._random = Random(settings.seed)
         self._pinning = Random(settings.seed)
+        self._owners = Random(settings.seed)
         self._served_at: dict[str, int] = {}
         self._arrival_index: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
@@ -246,6 +247,7 @@ class Simulation:
             arrival_s=self._now_s(),
             cache_salt=random.choice(("", "", "a")),
             adapter=random.choice(("", "", "a")),
+            owner=self._owners.choice((("", 1.0), ("ann", 1.0), ("bob", 2.0))),
         )
 
     def _new_sampling(self) -> SamplingParams:
@@ -380,8 +382,8 @@ class Simulation:
     def _check_order(self, plan: StepPlan) -> None:
         """No waiting request is overtaken, none preempted for a larger key, the first moves."""
         yielded = self._newly_preempted()
-        if "priority" not in type(self.scheduler).capabilities:
-            return
+        if "priority" not in type(self.scheduler).capabilities or self._policy.has_lines:
+            return  # keys of lines have moved since
         running = [r for r in self._live.values() if r.row != NO_ROW]
         if running:
             first = min(running, key=self._order)

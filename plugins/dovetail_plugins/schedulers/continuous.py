@@ -35,7 +35,7 @@ from dovetail_plugins.schedulers._jobs import (
     order_of,
     remove,
 )
-from dovetail_plugins.schedulers._keys import Keys, Queue
+from dovetail_plugins.schedulers._lines import keys_of
 from dovetail_plugins.schedulers._turns import PartialPrefills
 
 
@@ -91,9 +91,9 @@ class ContinuousScheduler(Scheduler):
         self._options = options
         self._spec = spec
         self._cache = cache
-        self._keys = Keys(policy, cache)
+        self._keys = keys_of(policy, cache)
         self._jobs: dict[str, ScheduledRequest] = {}
-        self._waiting = Queue(self._keys, options.asked_requests)
+        self._waiting = self._keys.queue(options.asked_requests)
         self._running: list[ScheduledRequest] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
@@ -158,10 +158,33 @@ class ContinuousScheduler(Scheduler):
         tally = StepBudget(self._spec.max_step_tokens, self._rows_per_plan())
         if self._keys.move:
             self._keys.renew(self._running)
+        num_reserved = self._make_way() if self._keys.counts else 0
+        tally.tokens_left -= num_reserved
         self._continue_running(tally)
+        tally.tokens_left += num_reserved
         if not tally.has_preempted:
             self._admit_waiting(tally)
         return self._seal(tally)
+
+    def _make_way(self) -> int:
+        """Preempt the running job with the largest key if the first waiting one is to have its
+        place; return the tokens of this step that are reserved for that one.
+
+        Mutates: queues, cache
+        """
+        if not (self._waiting and self._running):
+            return 0
+        job, victim = self._waiting[0], self._running[-1]
+        request, spec = job.request, self._spec
+        if request.num_inflight > 0 or not self._keys.makes_way(job, victim):
+            return 0
+        if PartialPrefills(spec, (one.request for one in self._running)).must_wait(request):
+            return 0
+        num_cached = self._cache.find_prefix(request)
+        if not (self._free_rows and self._has_room(request, num_cached)):
+            self._preempt(victim)
+        room = min(spec.max_step_tokens // 2, spec.max_step_tokens - len(self._running))
+        return max(0, min(self._capped(request.num_tokens - num_cached), room))
 
     def _rows_per_plan(self) -> int:
         """Return how many rows a plan has at most: in a pipeline an even share of the requests,
@@ -391,8 +414,10 @@ class ContinuousScheduler(Scheduler):
         request.row = heappop(self._free_rows)
         request.status = RUNNING
         request.num_computed_tokens = num_known
-        if request.num_preemptions == 0:
+        is_new = request.num_preemptions == 0
+        if is_new:
             request.num_cached_tokens = num_known
+        self._keys.start(job, request.num_tokens - num_known if is_new else 0)
         insort(self._running, job, key=order_of)
 
     def _seal(self, tally: StepBudget) -> StepPlan:
@@ -440,6 +465,8 @@ class ContinuousScheduler(Scheduler):
         if is_stale and request.needs_whole_prompt:
             return False
         request.append(result)
+        if self._keys.counts:
+            self._keys.drew(job, len(result.token_ids))
         num_tokens = step.num_tokens
         if step.drafts and result.fault is None:
             num_tokens = len(result.token_ids)
@@ -488,6 +515,7 @@ class ContinuousScheduler(Scheduler):
         """Take a running job's row away."""
         request = job.request
         remove(self._running, job)
+        self._keys.stop(job)
         self._freed_rows.append(request.row)
         heappush(self._free_rows, request.row)
         request.row = NO_ROW
