@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Mapping
 from math import isfinite
 from time import monotonic
+from typing import Any
 
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.scheduler import KVCache
@@ -22,7 +23,10 @@ from dovetail_plugins.schedulers._keys import Keys, Queue, View
 
 logger = logging.getLogger(__name__)
 Head = tuple[tuple[float, ...], int]
-"""The place of a line among the others: its key, and minus the number of its opening."""
+"""The place of a line among the others: its key, and minus the number of its opening, which no
+other has."""
+MANY = 8
+"""If more than one in so many lines moves, all are sorted."""
 
 
 class LineKeys(Keys):
@@ -55,11 +59,13 @@ class LineKeys(Keys):
 
     def renew(self, jobs: list[ScheduledRequest]) -> None:
         """Report what was drawn since the last plan, and sort the running jobs. Mutates: jobs"""
-        for line, num_tokens in self._drawn.items():
-            self._serve(line, 0, num_tokens)
-        self._drawn.clear()
-        keys = {line: self.key_again(line, self._keys_of_lines[line]) for line in self._running}
+        drawn, self._drawn = self._drawn, Counter()
+        for line, num_tokens in drawn.items():
+            self._count(line, 0, num_tokens)
+        before = self._keys_of_lines
+        keys = {line: self.key_again(line, before[line]) for line in self._running}
         self._keys_of_lines = keys
+        self._lines.move_all(drawn, keys)
         for job in jobs:
             key, index = job.in_line
             job.order = ((*keys[job.line], *key), index)
@@ -69,7 +75,8 @@ class LineKeys(Keys):
         """Charge a job's new tokens to its line. Mutates: its order"""
         self._running[job.line] += 1
         if num_new:
-            self._serve(job.line, num_new, 0)
+            self._count(job.line, num_new, 0)
+            self._lines.move_all((job.line,), {})
         line_key = self.key_again(job.line, self._keys_of_lines.get(job.line, ()))
         self._keys_of_lines[job.line] = line_key
         key, index = job.in_line
@@ -105,7 +112,7 @@ class LineKeys(Keys):
     def line_key(self, line: Hashable) -> tuple[float, ...]:
         """Return a line's key. Raises: BrokenPlugin"""
         key = self._policy.line_key(line)
-        if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
+        if not isinstance(key, tuple) or not isfinite(sum(key)):
             raise BrokenPlugin(
                 f"the key {key!r} of a line is not a tuple of finite numbers.",
                 where="scheduling policy",
@@ -123,12 +130,11 @@ class LineKeys(Keys):
         except Exception:
             self._note_failure(f"the line {line}")
 
-    def _serve(self, line: Hashable, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+    def _count(self, line: Hashable, num_prompt_tokens: int, num_answer_tokens: int) -> None:
         try:
             self._policy.served(line, num_prompt_tokens, num_answer_tokens)
         except Exception:
             self._note_failure(f"the line {line}")
-        self._lines.move(line)
 
 
 class LineQueue(Queue):
@@ -138,7 +144,7 @@ class LineQueue(Queue):
         super().__init__(keys, 0)
         self._line_keys = keys
         self._by_line: dict[Hashable, list[ScheduledRequest]] = {}
-        self._heads: list[tuple[Head, Hashable]] = []
+        self._heads: list[tuple[Head, Any]] = []
         self._places: dict[Hashable, Head] = {}
         self._num_opened = 0
         self._num_jobs = 0
@@ -175,27 +181,35 @@ class LineQueue(Queue):
             self._take_out(job.line)
             self._line_keys.close(job.line)
 
-    def move(self, line: Hashable) -> None:
-        """Put a line to its place if its key has changed. Mutates: self"""
-        if line in self._places:
-            before, number = self._take_out(line)
-            self._put(line, (self._line_keys.key_again(line, before), number))
+    def move_all(
+        self, lines: Collection[Hashable], keys: Mapping[Hashable, tuple[float, ...]]
+    ) -> None:
+        """Put lines that were served to their places; `keys` has the keys of some. Mutates: self"""
+        moved = {}
+        for line in lines:
+            if (place := self._places.get(line)) is not None:
+                key = keys.get(line) or self._line_keys.key_again(line, place[0])
+                if key != place[0]:
+                    moved[line] = (key, place[1])
+        if len(moved) * MANY < len(self._heads):
+            for line, place in moved.items():
+                self._take_out(line)
+                self._put(line, place)
+        elif moved:
+            self._places |= moved
+            self._heads = sorted(zip(self._places.values(), self._places, strict=True))
 
     def renew(self) -> None:
         """Do nothing: lines move when they are served."""
 
     def _put(self, line: Hashable, place: Head) -> None:
-        insort(self._heads, (place, line), key=_place_of)
+        insort(self._heads, (place, line))
         self._places[line] = place
 
     def _take_out(self, line: Hashable) -> Head:
         place = self._places.pop(line)
-        del self._heads[bisect_left(self._heads, place, key=_place_of)]
+        del self._heads[bisect_left(self._heads, (place, line))]
         return place
-
-
-def _place_of(head: tuple[Head, Hashable]) -> Head:
-    return head[0]
 
 
 def keys_of(policy: SchedulingPolicy, cache: KVCache) -> Keys:
