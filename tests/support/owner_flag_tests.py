@@ -14,6 +14,7 @@ OWNER_FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/gates/test_keys.py::test_a_bad_file_ends_the_start",
         "plugins/gates/test_keys.py::test_a_gate_of_ones_own",
     ),
+    "max_num_queued_tokens": ("plugins/gates/test_limits.py::test_a_queue_of_tokens",),
     "owner_header": ("plugins/gates/test_keys.py::test_a_trusted_proxy_names_the_owner",),
     "owner_from_user": ("plugins/gates/test_keys.py::test_users_of_a_key",),
 }

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from time import monotonic
 
-from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
@@ -27,6 +26,7 @@ from dovetail.interfaces.data.step import RowResult, RowStep, StepPlan, StepResu
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail_plugins.schedulers._capacity import Capacity
 from dovetail_plugins.schedulers._jobs import (
     Blocks,
     ScheduledRequest,
@@ -105,53 +105,22 @@ class ContinuousScheduler(Scheduler):
         self._uncommitted_tokens = spec.max_step_tokens * spec.plans_in_flight
         self._blocks_per_row = cache.num_growing
         self._no_blocks: Blocks = ((),) * cache.num_groups
-        self._capacity_tokens = self._find_capacity()
-
-    def _find_capacity(self) -> int:
-        """Return how many tokens of one request the whole cache holds, by bisection."""
-        low, high = 0, self._spec.max_model_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._cache.blocks_for(middle, self._uncommitted_tokens) <= self._cache.num_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        self._capacity = Capacity(spec, cache, self._uncommitted_tokens)
 
     def add(self, request: RequestState) -> None:
         """Queue a new request. Raises: RequestError when it can never fit."""
-        self._verify(request)
+        if request.request_id in self._jobs:
+            raise RequestError("a request with this id is under way.", where=request.request_id)
+        self._capacity.verify(request)
         self._num_arrived += 1
         now_s = monotonic()
-        job = ScheduledRequest(request, self._num_arrived, self._max_tokens(request), now_s)
+        job = ScheduledRequest(
+            request, self._num_arrived, self._capacity.max_tokens(request), now_s
+        )
         job.order = self._keys.order(job, now_s)
         request.status = WAITING
         self._waiting.add(job)
         self._jobs[request.request_id] = job
-
-    def _verify(self, request: RequestState) -> None:
-        if request.request_id in self._jobs:
-            raise RequestError("a request with this id is under way.", where=request.request_id)
-        spec, num_tokens = self._spec, request.num_tokens
-        if request.pooling is None:
-            room_for_answer(num_tokens, spec.max_model_tokens)
-        if num_tokens > self._capacity_tokens:
-            limit = f"the KV cache holds {self._capacity_tokens} of one request"
-            raise prompt_too_long(num_tokens, limit, "or give the KV cache more memory")
-        if not spec.uses_chunked_prefill and num_tokens > spec.max_step_tokens:
-            limit = f"a step takes {spec.max_step_tokens}, and prompts are not computed in parts"
-            fix = "raise --max-num-batched-tokens, or set --enable-chunked-prefill"
-            raise prompt_too_long(num_tokens, limit, fix)
-
-    def _max_tokens(self, request: RequestState) -> int:
-        """Return the length at which the request surely ends, whatever is drawn."""
-        if request.pooling is not None:
-            return request.num_prompt_tokens + 1  # a pooled result instead of a token
-        # The last token is drawn but never computed: one more than the cache holds.
-        limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
-        if request.sampling.max_tokens is None:
-            return limit
-        return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
@@ -484,10 +453,10 @@ class ContinuousScheduler(Scheduler):
 
     def _end_if_outgrown(self, request: RequestState) -> None:
         """End a request whose next token would not fit the cache even by itself."""
-        if request.num_tokens > self._capacity_tokens and not request.is_finished:
+        if request.num_tokens > self._capacity.num_tokens and not request.is_finished:
             request.finish(
                 "error",
-                f"the KV cache holds {self._capacity_tokens} tokens of one request "
+                f"the KV cache holds {self._capacity.num_tokens} tokens of one request "
                 f"({self._cache.num_blocks} blocks), and this one has grown beyond.",
             )
 

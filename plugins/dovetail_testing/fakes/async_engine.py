@@ -276,6 +276,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.owners: list[tuple[str, float]] = []
+        self.num_pending_tokens = 0
         self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies)
@@ -296,6 +297,10 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
     def load(self) -> tuple[int, int]:
         """Return (running, waiting) as the test set them."""
         return self.counts
+
+    def pending_tokens(self) -> int:
+        """Return what the test set."""
+        return self.num_pending_tokens
 
     def states(self) -> list[EngineState]:
         """Return the one engine's, or what the test set."""

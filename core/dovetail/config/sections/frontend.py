@@ -43,6 +43,14 @@ class FrontendConfig:
         False,
         help="divide a key's share among the values of safety_identifier, or user, in its requests",
     )
+    max_num_queued_tokens: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        help="prompt tokens that may wait to be computed; while so many wait, further requests are "
+        "answered with status 503",
+        default_note="no limit",
+    )
     gate: str = flag("keys", kind="gate", help="what decides who may send requests, and how many")
     api: tuple[str, ...] = flag(
         (),

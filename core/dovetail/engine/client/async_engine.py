@@ -248,9 +248,9 @@ class AsyncEngine(EngineOperations):
         loads = [connection.load() for connection in self._living()]
         return sum(running for running, _ in loads), sum(waiting for _, waiting in loads)
 
-    def default_params(self, **fields: Any) -> SamplingParams:
-        """Return the model's default sampling params with `fields` overriding them."""
-        return SamplingParams(**{**self.spec.default_sampling, **fields})
+    def pending_tokens(self) -> int:
+        """Return the prompt tokens of requests without a first token."""
+        return sum(connection.pending_tokens for connection in self._living())
 
     async def generate(
         self,

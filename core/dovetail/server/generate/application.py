@@ -106,6 +106,7 @@ def make_app(
             engine,
             max_running=engine.spec.total_rows,
             max_queued=max_queued_requests,
+            max_tokens=frontend.max_num_queued_tokens,
         ),
         fields=FieldReporter(
             names_users=text.frontend.owner_from_user,
