@@ -4,8 +4,10 @@ long queue costs."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -171,6 +173,23 @@ def test_the_service_of_backlogged_owners_differs_by_a_constant(
     assert sum(engine.service.values()) > 50 * bound
     assert engine.hits > 1000
     assert engine.preempted > 10 or name == "plain"
+
+
+def tutorials() -> SchedulingPolicy:
+    """Return the policy that docs/tutorials/write_a_fair_policy.md writes."""
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "write_a_fair_policy.md"
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(code, names)  # noqa: S102
+    made: SchedulingPolicy = names["PoliteShares"](None)
+    return made
+
+
+def test_the_policy_of_the_tutorial_keeps_the_bound() -> None:
+    settings = SETTINGS["few blocks"]
+    _, differences = backlogged(tutorials(), settings, {"ann": 1.0, "bob": 2.0}, 3000)
+    bound = 2 * max(PROMPT_COST * settings.max_model_tokens, ANSWER_COST * settings.num_blocks * 4)
+    assert max(differences) - min(differences) <= bound
 
 
 def test_by_arrival_it_grows_without_end() -> None:

@@ -142,8 +142,11 @@ def _with_headers(send: Send, visit: KeyVisit) -> Send:
     """Return a send that adds the headers of limits to an answer."""
 
     async def add(message: Message) -> None:
-        if message["type"] == "http.response.start" and (more := visit.headers()):
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            there = {name for name, _ in headers}  # a model's server behind a gateway knows more
+            headers += [one for one in visit.headers() if one[0] not in there]
+            message = {**message, "headers": headers}
         await send(message)
 
     return add
