@@ -27,10 +27,13 @@ class GateFacts:
 
 class Visit(Protocol):
     """A request that the gate has let in. The engine's client knows its prompts, a gateway only the
-    model that it names. No answer is longer than `max_answer_tokens` (None: no limit)."""
+    model that it names. No answer is longer than `max_answer_tokens`, and no request has a smaller
+    (more urgent) priority than `min_priority` (None: no limit)."""
 
     @property
     def max_answer_tokens(self) -> int | None: ...
+    @property
+    def min_priority(self) -> int | None: ...
 
     def check_model(self, name: str) -> None:
         """Raise RequestError if the owner may not use a model."""

@@ -135,7 +135,7 @@ class Door:
 def _plain_key(key: str) -> Key:
     """Return a key of --api-key, which allows everything."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    return Key(name=f"key-{digest[:_SHORT]}", admin=True)
+    return Key(name=f"key-{digest[:_SHORT]}", admin=True, min_priority=None)
 
 
 def _with_headers(send: Send, visit: KeyVisit) -> Send:

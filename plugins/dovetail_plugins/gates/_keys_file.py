@@ -53,12 +53,14 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     `weight` is its share among the owners under the policy `fair`. `models` and `families` are
     patterns of names (*, ?), empty: all. `admin` may change the server and see all accounts.
+    Smaller priorities than `min_priority` are raised to it (null: none are).
     """
 
     name: str
     hash: str = ""
     weight: float = 1.0
     admin: bool = False
+    min_priority: int | None = 0
     models: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     limits: Limits = Limits()

@@ -33,6 +33,11 @@ class KeyVisit:
         found = [one.limits.answer_tokens for one in self._meters(self._models)]
         return min((limit for limit in found if limit is not None), default=None)
 
+    @property
+    def min_priority(self) -> int | None:
+        """Return the smallest priority that the key may ask for."""
+        return self._key.min_priority
+
     def check_model(self, name: str) -> None:
         """Raise RequestError if the key does not allow a model."""
         self._check_models((name,))

@@ -144,6 +144,27 @@ def test_owners_reach_the_policy(tmp_path: Path) -> None:
     with_keys(tmp_path, work, "--max-num-seqs", "2", "--scheduling-policy", "fair", ann={}, bob={})
 
 
+def test_a_key_does_not_choose_its_own_class(tmp_path: Path) -> None:
+    """Under `fair` a smaller priority goes first, so a key has to be allowed to ask for one."""
+
+    async def work(client: httpx.AsyncClient) -> None:
+        done: list[str] = []
+
+        async def one(name: str, priority: int) -> None:
+            answer = await ask(client, name, max_tokens=24, priority=priority)
+            assert answer.status_code == 200
+            done.append(name)
+
+        crowd = [asyncio.ensure_future(one("cat", 0)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        late = [one("ann", -5), one("boss", -5)]
+        await asyncio.gather(*late, *crowd)
+        assert done.index("boss") < done.index("ann")
+
+    keys: dict[str, Any] = {"ann": {}, "cat": {}, "boss": {"min_priority": None}}
+    with_keys(tmp_path, work, "--max-num-seqs", "1", "--scheduling-policy", "fair", **keys)
+
+
 def test_a_queue_of_tokens() -> None:
     engine = FakeAsyncEngine()
     app, _ = app_for(engine=engine, max_num_queued_tokens=1000)

@@ -24,15 +24,22 @@ def followed(
 
 
 def owned(requests: tuple[EngineRequest, ...]) -> tuple[EngineRequest, ...]:
-    """Return requests as their owner's, with answers no longer than the owner's limit."""
-    caller = CALLER.get()
+    """Return requests as their owner's, within the owner's limits."""
+    caller, visit = CALLER.get(), VISIT.get()
     if caller is None or not caller.owner:
         return requests
-    visit = VISIT.get()
-    limit = None if visit is None else visit.max_answer_tokens
     owner = (caller.owner, caller.weight)
+    if visit is None:
+        return tuple(replace(one, owner=owner) for one in requests)
+    longest, first = visit.max_answer_tokens, visit.min_priority
     return tuple(
-        replace(one, owner=owner, sampling=_shortened(one.sampling, limit)) for one in requests
+        replace(
+            one,
+            owner=owner,
+            sampling=_shortened(one.sampling, longest),
+            priority=one.priority if first is None else max(one.priority, first),
+        )
+        for one in requests
     )
 
 
