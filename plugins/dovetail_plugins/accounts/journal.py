@@ -98,21 +98,21 @@ def _begun(folder: Path) -> _Open:
 def abandoned(folder: Path) -> Iterator[list[Path]]:
     """Yield the files of processes that have ended, which nobody else reads meanwhile. Raises:
     OSError"""
-    held: list[IO[bytes]] = []
+    files: list[IO[bytes]] = []
     try:
         for path in sorted(folder.glob(f"{PREFIX}*{END}")):
             try:
                 file = path.open("rb")
             except FileNotFoundError:  # another process has read and deleted it
                 continue
-            held.append(file)
+            files.append(file)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # in use
-                held.pop().close()
-        yield [path for path in map(Path, (one.name for one in held)) if path.exists()]
+                files.pop().close()
+        yield [path for path in map(Path, (one.name for one in files)) if path.exists()]
     finally:
-        for file in held:
+        for file in files:
             file.close()
 
 

@@ -80,5 +80,5 @@ def checked_parts(text: str, where: str) -> list[str]:
     wrong = [part for part in parts if part not in PARTS]
     if wrong:
         fix = f"use some of {', '.join(PARTS)}."
-        raise RequestError(f"{wrong[0][:64]!r} is no part of accounts.", where=where, fix=fix)
+        raise RequestError(f"{wrong[0][:64]!r} is not a part of accounts.", where=where, fix=fix)
     return parts

@@ -39,7 +39,7 @@ class KeysAddCommand(Command):
             )
         for name, text in LIMITS.items():
             flag = f"--{name.replace('_', '-')}"
-            parser.add_argument(flag, type=int, metavar="N", help=f"at most so many {text}")
+            parser.add_argument(flag, type=int, metavar="N", help=f"maximum number of {text}")
 
     def run(self, args: argparse.Namespace) -> int:
         """Add the key and print it; return the exit status. Raises: ConfigError"""

@@ -72,8 +72,8 @@ class Fair(SchedulingPolicy):
         nobody does, to that of the last who did."""
         priority = request.priority
         waiting = self._waiting.setdefault(priority, set())
-        least = self._least(priority) if waiting else self._counters.get(self._last.get(priority))
-        self._counters[line] = max(self._counters.get(line, 0.0), least or 0.0)
+        floor = self._least(priority) if waiting else self._counters.get(self._last.get(priority))
+        self._counters[line] = max(self._counters.get(line, 0.0), floor or 0.0)
         self._weights[line] = request.weight
         waiting.add(line)
         self._push(priority, line)

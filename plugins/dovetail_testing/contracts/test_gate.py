@@ -54,7 +54,7 @@ def passed(gate: Gate, kind: str = "http", path: str = OPEN, **more: Any) -> tup
 
 
 class NoBodies:
-    """No path has error bodies of its own."""
+    """Every path has OpenAI's error bodies."""
 
     def body_of(self, path: str) -> None:
         """Return None."""

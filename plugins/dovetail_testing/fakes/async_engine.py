@@ -477,29 +477,23 @@ def _output(
     position: int,
     longest: int,
 ) -> RequestOutput:
-    wants_prompt = params.prompt_logprobs is not None and position == 0
+    tops = params.prompt_logprobs if position == 0 else None
     return RequestOutput(
         request_id=request_id,
         metrics=MARKS,
         prompt_token_ids=prompt_ids,
         deltas=deltas,
         is_finished=position == longest - 1,
-        prompt_logprobs=_logprobs(prompt_ids[1:], params.prompt_logprobs or 0)
-        if wants_prompt
-        else None,
+        prompt_logprobs=None if tops is None else _logprobs(prompt_ids[1:], tops),
         num_cached_tokens=len(prompt_ids) // 2,
     )
 
 
 def _logprobs(token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    tops = range(97, 97 + max(num_top, 0))
+    tops = tuple(range(97, 97 + max(num_top, 0)))
+    own = [float("-inf") if token_id == ord("-") else -0.5 for token_id in token_ids]
+    others = tuple(-0.5 - i for i in range(len(tops)))
     return tuple(
-        TokenLogprobs(
-            token_id=token_id,
-            logprob=float("-inf") if token_id == ord("-") else -0.5,
-            rank=1,
-            top_ids=tuple(tops),
-            top_logprobs=tuple(-0.5 - i for i in range(len(tops))),
-        )
-        for token_id in token_ids
+        TokenLogprobs(token_id=one, logprob=value, rank=1, top_ids=tops, top_logprobs=others)
+        for one, value in zip(token_ids, own, strict=True)
     )

@@ -206,7 +206,7 @@ def test_what_is_selected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(words[:-1]) == 0
     assert "anna" in capsys.readouterr().out
     assert main([*words, "--by", "week"]) == 2
-    assert "'week' is no part" in capsys.readouterr().err
+    assert "'week' is not a part" in capsys.readouterr().err
     assert main(["usage", "--folder", str(tmp_path / "none")]) == 2
 
 

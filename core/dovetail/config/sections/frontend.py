@@ -47,7 +47,7 @@ class FrontendConfig:
         None,
         ge=1,
         unit="tokens",
-        help="prompt tokens that may wait to be computed; while so many wait, further requests are "
+        help="maximum number of prompt tokens that wait to be computed; beyond it, requests are "
         "answered with status 503",
         default_note="no limit",
     )

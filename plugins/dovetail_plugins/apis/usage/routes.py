@@ -61,7 +61,7 @@ def _owner_of(wanted: str | None) -> str | None:
 def _day(text: str | None, where: str) -> str:
     if text is None or not _DAY.fullmatch(text):
         raise RequestError(
-            f"{(text or '')[:64]!r} is no day.", where=where, fix="write 2026-12-31."
+            f"{(text or '')[:64]!r} is not a day.", where=where, fix="write 2026-12-31."
         )
     return text
 
