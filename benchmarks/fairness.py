@@ -25,7 +25,7 @@ from foundation import serving
 from loads import percentile
 
 OWNER = "x-owner"
-FLAGS = ("--owner-header", OWNER, "--max-num-queued-reqs", "4096", "--no-enable-prefix-caching")
+FLAGS = ("--owner-header", OWNER, "--max-num-queued-reqs", "4096")
 SHORT = {"prompt_tokens": 24, "max_tokens": 8}
 LONG = {"prompt_tokens": 128, "max_tokens": 300}
 WARM_S = 3.0

@@ -112,8 +112,8 @@ def abandoned(folder: Path) -> Iterator[list[Path]]:
                 files.pop().close()
         yield [path for path in map(Path, (one.name for one in files)) if path.exists()]
     finally:
-        for file in files:
-            file.close()
+        for one in files:
+            one.close()
 
 
 def entries_after(path: Path, offset: int) -> tuple[list[Entry], int]:

@@ -45,7 +45,8 @@ def rows_of(
     """
     chosen = [part for part in PARTS if part in by]
     names = ", ".join(f"u.{part}" for part in chosen)
-    where, values = ["u.day BETWEEN ? AND ?"], [start, end]
+    where = ["u.day BETWEEN ? AND ?"]
+    values: list[str | int] = [start, end]
     if owner is not None:
         where.append("(u.owner = ? OR substr(u.owner, 1, ?) = ?)")
         values += [owner, len(owner) + 1, f"{owner}/"]

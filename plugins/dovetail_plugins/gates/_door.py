@@ -12,7 +12,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.gate import GateFacts
 from dovetail.observability.caller import enter
 from dovetail.server.endpoint import FILE_OWNER, as_owner, named_owner
-from dovetail.server.http.errors import problem, problem_of
+from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import key_of
 from dovetail_plugins.gates._families import Families
 from dovetail_plugins.gates._keys_file import NAME, Key, KeysFile, hash_of
@@ -49,16 +49,14 @@ class Door:
 
     async def enter(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it with an error."""
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan" or not (self._needs_key or self._header or self._file):
             await app(scope, receive, send)
             return
         key = self._key_of(scope)
         if key is None and (not self._needs_key or self._facts.is_open(scope)):
             await app(scope, receive, send)
-        elif scope["type"] != "http":
-            await (app(scope, receive, send) if key else _close(send))
         elif key is None:
-            await _UNAUTHORIZED.response(scope)(scope, receive, send)
+            await _refuse(_UNAUTHORIZED, scope, receive, send)
         else:
             await self._visit(key, app, scope, receive, send)
 
@@ -91,14 +89,14 @@ class Door:
         for pattern, meter in by_model:
             meter.limits = key.model_limits[pattern]
         visit = KeyVisit(key, own, by_model, self._facts.models)
-        is_counted = scope["method"] == "POST"
+        is_counted = scope.get("method") == "POST"
         send = _with_headers(send, visit)
         try:
             self._check_family(key, scope)
             if is_counted:
                 own.check_open()
         except RequestError as error:
-            await problem_of(error).response(scope)(scope, receive, send)
+            await _refuse(problem_of(error), scope, receive, send)
             return
         enter(key.name, key.weight, visit)
         own.num_open += is_counted
@@ -152,8 +150,12 @@ def _with_headers(send: Send, visit: KeyVisit) -> Send:
     return add
 
 
-async def _close(send: Send) -> None:
-    await send({"type": "websocket.close", "code": 1008})
+async def _refuse(found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error; a WebSocket is closed."""
+    if scope["type"] == "http":
+        await found.response(scope)(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": 1008})
 
 
 _UNAUTHORIZED = problem(

@@ -25,11 +25,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorePla
     for name in ("OLLAMA_MODELS", "MODELSCOPE_CACHE", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / ("c" * 40)
-    for folder in (snapshot, tmp_path / "models" / "mine"):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+    for place in (snapshot, tmp_path / "models" / "mine"):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text("{}")
         header = json.dumps({}).encode()
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+        (place / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     refs = snapshot.parent.parent / "refs"
     refs.mkdir()
     (refs / "main").write_text("c" * 40)
