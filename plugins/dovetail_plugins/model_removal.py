@@ -6,17 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.checkpoint.stores.gguf_names import models_below, named
-from dovetail.config.checkpoint.stores.hub_cache import repo_folder
-from dovetail.config.checkpoint.stores.stored import (
-    FOLDER,
-    HUB,
-    LM_STUDIO,
-    MODELSCOPE,
-    StoredModel,
-)
+from dovetail.config.checkpoint.sources.gguf_names import models_below, named
+from dovetail.config.checkpoint.sources.hub_cache import cache_folder, repo_folder
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model_store import StoredModel
+from dovetail_plugins.model_stores.hub_cache import HubCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +45,9 @@ def removal_of(stores: Stores, name: str, where: str) -> Removal:
     model that is not here, or in another store"""
     repo, _, quant = name.partition(":")
     found = [model for model in stores.all_models() if model.name == name]
-    if found and found[0].store != HUB:
-        raise not_ours(found[0], where)
-    folder = repo_folder(stores.cache, repo)
+    if found and found[0].store != HubCache.title:
+        raise _not_ours(stores, found[0], where)
+    folder = repo_folder(cache_folder(stores.places.download_dir), repo)
     files = () if ".." in folder.parts or "\0" in name else _files(folder, name, quant, where)
     if not files:
         fix = "`dovetail list` shows what is there."
@@ -60,18 +55,14 @@ def removal_of(stores: Stores, name: str, where: str) -> Removal:
     return Removal(folder, files, is_whole=not quant)
 
 
-def not_ours(model: StoredModel, where: str) -> ConfigError:
+def _not_ours(stores: Stores, model: StoredModel, where: str) -> ConfigError:
     """Return the error for a model of another store, with what deletes it there."""
-    fix = {
-        FOLDER: f"delete it yourself: {model.path}",
-        MODELSCOPE: f"delete it yourself, or with ModelScope's tools: {model.path}",
-        LM_STUDIO: "delete it in LM Studio, or with its `lms` command.",
-    }.get(model.store, f"`ollama rm {model.name}` does.")
-    whose = "a folder of your own" if model.store == FOLDER else f"{model.store}'s store"
+    store = stores.titled(model.store)
+    fix = store.removal if store is not None else "delete it yourself: {path}"
     return ConfigError(
-        f"{model.name} is in {whose}; dovetail deletes only from the Hugging Face cache.",
+        f"{model.name} is in {model.store}; dovetail deletes only from the Hugging Face cache.",
         where=where,
-        fix=fix,
+        fix=fix.format(name=model.name, path=model.path),
     )
 
 

@@ -35,6 +35,7 @@ VOCAB_SIZE = 50
 END_TOKEN = 0
 PINNED_S = 60.0
 MAX_DRAIN_STEPS = 50_000
+OWNERS = (("", 1.0), ("ann", 1.0), ("bob", 2.0))
 
 
 class BrokenPromise(AssertionError):
@@ -159,8 +160,7 @@ class Simulation:
         self._live: dict[str, Request] = {}
         self._policy = WatchedPolicy(policy, self.cache, self._live.__getitem__, self._now_s)
         self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, self._policy)
-        self._random = Random(settings.seed)
-        self._pinning = Random(settings.seed)
+        self._random, self._pinning, self._owners = (Random(settings.seed) for _ in range(3))
         self._served_at: dict[str, int] = {}
         self._arrival_index: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
@@ -246,6 +246,7 @@ class Simulation:
             arrival_s=self._now_s(),
             cache_salt=random.choice(("", "", "a")),
             adapter=random.choice(("", "", "a")),
+            owner=self._owners.choice(OWNERS),
         )
 
     def _new_sampling(self) -> SamplingParams:
@@ -270,11 +271,10 @@ class Simulation:
             self.report.num_refused += 1
             self._promise(self.scheduler.counts() == counts, "a refused request left a trace")
             return
-        request_id = request.request_id
-        self._served_at[request_id] = self.report.num_steps
-        self._arrival_index[request_id] = self.report.num_arrived
-        self._preemptions[request_id] = 0
-        self._roots[request_id] = request.prefix_keys
+        name = request.request_id
+        self._served_at[name], self._preemptions[name] = self.report.num_steps, 0
+        self._arrival_index[name] = self.report.num_arrived
+        self._roots[name] = request.prefix_keys
 
     def _abort_some(self) -> None:
         if self._live and self._random.random() < self.settings.abort_rate:
@@ -309,7 +309,7 @@ class Simulation:
             self._note_served(request_id)
             self._note_computed(request_id, step)
             request = by_row[step.row]
-            is_known = request.num_inflight - step.samples == 0
+            is_known = request.num_inflight == step.samples
             text = f"{request_id} is in a plan before its token, or its drafts, are known"
             may_chain = self.settings.num_stages == 1 and not request.num_wanted_drafts
             self._promise(is_known or may_chain, text)
@@ -380,7 +380,7 @@ class Simulation:
     def _check_order(self, plan: StepPlan) -> None:
         """No waiting request is overtaken, none preempted for a larger key, the first moves."""
         yielded = self._newly_preempted()
-        if "priority" not in type(self.scheduler).capabilities:
+        if "priority" not in type(self.scheduler).capabilities or self._policy.has_lines:
             return
         running = [r for r in self._live.values() if r.row != NO_ROW]
         if running:

@@ -28,6 +28,9 @@ class WatchedPolicy(SchedulingPolicy):
         now_s: Callable[[], float],
     ) -> None:
         self.keys_move = policy.keys_move  # type: ignore[misc]
+        self.has_lines = policy.has_lines  # type: ignore[misc]
+        for name in ("line", "line_key", "opened", "closed", "served", "makes_way"):
+            setattr(self, name, getattr(policy, name))
         self._policy = policy
         self._cache = cache
         self._request_of = request_of

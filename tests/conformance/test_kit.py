@@ -40,6 +40,8 @@ ADAPTERS = HERE / "wrong_adapters.py"
 CONNECTORS = HERE / "wrong_connectors.py"
 EVICTIONS = HERE / "wrong_evictions.py"
 POLICIES = HERE / "wrong_policies.py"
+GATES = HERE / "wrong_gates.py"
+STORES = HERE / "wrong_stores.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -63,6 +65,9 @@ WRONG: list[tuple[str, str, str]] = [
     (POLICY, f"{POLICIES}:InfiniteLater", "keys_are_finite_numbers"),
     (POLICY, f"{POLICIES}:CountingKeys", "key_stays_while_waiting"),
     (POLICY, f"{POLICIES}:CrashingLater", "a_scheduler_works_under_it[False]"),
+    (POLICY, f"{POLICIES}:ListedLines", "lines_have_keys"),
+    (POLICY, f"{POLICIES}:EndlessLines", "lines_have_keys"),
+    (POLICY, f"{POLICIES}:RestlessLines", "nobody_makes_way_for_itself"),
     ("scheduler", f"{POLICIES}:BlindScheduler", "asks_again_about_keys_that_move"),
     ("scheduler", f"{POLICIES}:SettledScheduler", "asks_again_about_keys_that_move"),
     ("api", f"{APIS}:SlashedApi", "routes_are_distinct_paths"),
@@ -74,6 +79,19 @@ WRONG: list[tuple[str, str, str]] = [
     ("api", f"{APIS}:BodilessApi", "described_in_openapi"),
     ("api", f"{APIS}:CrashingApi", "a_body_that_is_not_json_is_a_client_error"),
     ("api", f"{APIS}:MuteApi", "errors_say_what_is_wrong[404]"),
+    ("gate", f"{GATES}:ShutGate", "open_routes_are_open[flags1]"),
+    ("gate", f"{GATES}:SleepyGate", "what_is_no_request_passes[flags0]"),
+    ("gate", f"{GATES}:MuteGate", "every_request_is_answered_once[/nothing/here-flags1]"),
+    ("gate", f"{GATES}:AjarGate", "a_server_with_keys_is_closed"),
+    ("gate", f"{GATES}:ForgetfulGate", "keeps_owners_that_it_does_not_know"),
+    ("model_store", f"{STORES}:NamelessStore", "says_where_models_are"),
+    ("model_store", f"{STORES}:CurlyStore", "says_where_models_are"),
+    ("model_store", f"{STORES}:SecretiveStore", "finds_what_it_lists"),
+    ("model_store", f"{STORES}:GhostStore", "paths_exist"),
+    ("model_store", f"{STORES}:ObligingStore", "finds_nothing_else[../out]"),
+    ("model_store", f"{STORES}:TimelessStore", "a_missing_revision_is_not_another"),
+    ("model_store", f"{STORES}:TouchingStore", "changes_nothing"),
+    ("model_store", f"{STORES}:OnceStore", "a_listing_repeats"),
     ("io_processor", f"{IO_PROCESSORS}:PaintingProcessor", "names_a_task"),
     ("io_processor", f"{IO_PROCESSORS}:SilentProcessor", "makes_prompts_of_its_sample"),
     ("io_processor", f"{IO_PROCESSORS}:ArrayProcessor", "answers_in_json"),
@@ -291,6 +309,8 @@ RIGHT = [
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("client", f"{CLIENTS}:RightClient"),
+    ("model_store", f"{STORES}:RightStore"),
+    ("gate", f"{GATES}:RightGate"),
     ("stop_condition", f"{CONDITIONS}:RightCondition"),
     ("renderer", f"{RENDERERS}:RightRenderer"),
     ("renderer", f"{RENDERERS}:StrictRenderer"),

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache
-from dovetail.interfaces.scheduling_policy import RequestNow, SchedulingPolicy
+from dovetail.interfaces.scheduling_policy import RequestNow, RequestView, SchedulingPolicy
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
 from dovetail_testing.fakes.objects import view_of
 
@@ -118,3 +118,30 @@ class SettledScheduler(ContinuousScheduler):
     ) -> None:
         super().__init__(options, spec, cache, policy)
         self._keys.move = False
+
+
+class ListedLines(RightMoving):
+    keys_move = False
+    has_lines = True
+
+    def key(self, request: RequestView) -> tuple[float, ...]:
+        return (request.arrival_s,)
+
+    def line(self, request: RequestView) -> Any:
+        return [request.owner]
+
+
+class EndlessLines(ListedLines):
+    def line(self, request: RequestView) -> Any:
+        return request.owner
+
+    def line_key(self, line: Any) -> tuple[float, ...]:
+        return (float("inf"),)
+
+
+class RestlessLines(EndlessLines):
+    def line_key(self, line: Any) -> tuple[float, ...]:
+        return (0.0,)
+
+    def makes_way(self, line: Any, num_running: int, other: Any, num_other: int) -> bool:
+        return True

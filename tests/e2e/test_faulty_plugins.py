@@ -25,6 +25,7 @@ from dovetail.observability.logging import LineFormatter, name_plugin
 from dovetail.registry.blame import described
 from dovetail.sampling_params import StructuredOutputsParams
 from support.server_process import ServerProcess
+from support.serving import app_for, send
 from support.third_party import installed
 from support.tiny_berts import write_bert
 from support.written_lora import CONFIG, write_lora
@@ -226,6 +227,8 @@ SERVED = {
 }
 ELSEWHERE = {
     "client": "test_commands",
+    "gate": "test_a_gate_that_raises",
+    "model_store": "test_a_model_store_of_a_package",
     "command": "test_a_command_of_a_package",
     "stop_condition": "test_a_stop_condition_of_a_package",
     "adapter": "test_an_adapter_of_a_package",
@@ -321,6 +324,22 @@ def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert main(["mend"]) == 2
     said = capsys.readouterr().err
     assert "by run" in said and "mender:Faulty of mender" in said
+
+
+def test_a_gate_that_raises(tmp_path: Path) -> None:
+    file = broken_file(tmp_path, PLUGINS + "gates.keys:Keys", "enter")
+    app, _ = app_for(gate=f"{file}:Faulty")
+    with logged() as text:
+        assert send(app, "GET", "/health").status_code == 500
+    assert "by enter" in text.getvalue() and str(file) in text.getvalue()
+
+
+def test_a_model_store_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = broken_file(tmp_path, PLUGINS + "model_stores.ollama:Ollama", "models").read_text()
+    with installed(tmp_path / "site", "mender", code, {"model_store": {"mend": "mender:Faulty"}}):
+        assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert "by models" in said and "mender:Faulty of mender" in said
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_every_kind_has_an_entry() -> None:
 
 SHARED = set(
     [
+        "accounts",
         "batch",
         "bench",
         "created_models",

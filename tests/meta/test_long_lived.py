@@ -60,6 +60,7 @@ KNOWN = {
     "plugins/dovetail_plugins/executors/_in_step.py::InStep.__init__": ENDS_ALL,
     "plugins/dovetail_plugins/executors/uni.py::_WorkThread.__init__": SETTLES,
     "plugins/dovetail_plugins/kv_connectors/_peer_server.py::PeerServer._accept": A_PEER,
+    "plugins/dovetail_plugins/stat_loggers/accounts.py::Accounts.__init__": "logs its faults",
     "plugins/dovetail_plugins/stat_loggers/_otlp_sender.py::Sender.close": "ends with the process",
     "plugins/dovetail_plugins/packed_weights/loading.py::loading": "logs its fault",
     "plugins/dovetail_plugins/workers/_second_team.py::SecondTeam.__init__": "does nothing at all",

@@ -8,6 +8,7 @@ A place is "path below tests::function". The first one mentions the flag; where 
 from __future__ import annotations
 
 from support.media_flag_tests import MEDIA_FLAG_TESTS
+from support.owner_flag_tests import OWNER_FLAG_TESTS
 
 SPEC = "plugins/config/test_resolve.py::test_fields_reach_the_spec"
 CHECKPOINT = "plugins/config/checkpoint/test_checkpoint_flags.py"
@@ -43,6 +44,7 @@ ROPE = f"{CHECKPOINT_WHOLE}::test_rope_flags_do_what_the_same_config_does_in_tra
 
 FLAG_TESTS: dict[str, tuple[str, ...]] = {
     **MEDIA_FLAG_TESTS,
+    **OWNER_FLAG_TESTS,
     "allow_runtime_lora_updating": (
         "plugins/apis/test_adapters.py::test_load_use_reload_unload",
         "plugins/apis/test_adapters.py::test_loading_needs_its_flag_and_room_for_adapters",
@@ -133,9 +135,6 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{GATEWAY}::test_models_of_a_file_have_flags_of_their_own",
         "plugins/gateway/test_gateway.py::test_idle_models_are_unloaded_and_come_back",
     ),
-    "admin_api_key": (
-        "plugins/gateway/manage/test_access.py::test_users_keys_serve_and_management_keys_manage",
-    ),
     "manage_models": (
         "plugins/gateway/manage/test_access.py"
         "::test_models_are_managed_from_this_machine_unless_a_flag_says_otherwise",
@@ -191,7 +190,6 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         "plugins/apis/test_families.py::test_api_names_a_family",
         "e2e/test_added_endpoint.py::test_the_tutorial",
     ),
-    "api_key": (f"{EDGES}::test_every_route_but_the_open_ones_needs_the_key",),
     "api_server_count": (f"{LIFE}::test_several_api_processes",),
     "async_scheduling": (f"{WHOLE}::test_async_scheduling",),
     "attention_backend": (
@@ -297,7 +295,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "use_modelscope": ("plugins/commands/test_pull_modelscope.py::test_pull",),
     "model_dir": (
         "plugins/gguf/test_through_the_engine.py::test_files_of_folders_are_listed_and_served_by_name",
-        "core/config/checkpoint/test_stores.py::test_folders_of_model_dir",
+        "plugins/commands/test_model_stores.py::test_folders_of_model_dir",
     ),
     "kv_cache_dtype": (
         SPEC,

@@ -59,6 +59,7 @@ class ActiveRequest:
             pooling=message.pooling,
             needs_whole_prompt=_needs_whole_prompt(message, run),
             parts=message.parts,
+            owner=message.owner,
         )
         return cls(
             request, adapter=message.adapter, kv_transfer=message.kv_transfer, pin=message.pin

@@ -33,6 +33,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     are not embedded. `kv_transfer` are the client's kv_transfer_params: the engine that the
     prompt's blocks come from, or that another engine will fetch them. `pin` is seconds
     and tokens: that many first tokens stay cached for that long afterwards, if there is room.
+    `owner` is whom the request is from, and the weight of its share.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     parts: tuple[PromptPart, ...] = ()
     kv_transfer: dict[str, Any] | None = None
     pin: tuple[float, int] = (0.0, 0)
+    owner: tuple[str, float] = ("", 1.0)
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):

@@ -87,6 +87,7 @@ class Request:
         "num_prompt_tokens",
         "num_virtual_tokens",
         "num_wanted_drafts",
+        "owner",
         "parts",
         "pooling",
         "priority",
@@ -114,7 +115,9 @@ class Request:
         pooling: PoolingParams | None = None,
         needs_whole_prompt: bool = False,
         parts: Sequence[PromptPart] = (),
+        owner: tuple[str, float] = ("", 1.0),
     ) -> None:
+        self.owner = owner
         self.request_id = request_id
         self.sampling = sampling
         self.pooling = pooling

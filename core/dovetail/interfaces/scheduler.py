@@ -37,6 +37,7 @@ class RequestState(Protocol):
     step that computes its last token. `needs_whole_prompt`: the result depends on every token's
     step, so it uses no cached prefix, and nothing cached is saved when it is preempted. `parts` are
     the prompt's media; `reach` says how far a step can go while some of them wait to be encoded.
+    `owner` is whom it is from, and the weight of that owner's share.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class RequestState(Protocol):
     token_ids: list[int]
     block_hashes: list[bytes]
     parts: tuple[PromptPart, ...]
+    owner: tuple[str, float]
 
     @property
     def prefix_keys(self) -> tuple[tuple[str, str], ...]: ...

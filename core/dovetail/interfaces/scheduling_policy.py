@@ -6,6 +6,7 @@ A policy sees read-only views and returns keys; it can neither lose a request no
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import Any, ClassVar, Protocol
 
 from dovetail.interfaces.plugin import Plugin
@@ -13,10 +14,15 @@ from dovetail.interfaces.plugin import Plugin
 
 class RequestView(Protocol):
     """What never changes about a request. Times are seconds of one monotonic clock. `max_tokens` is
-    the length, prompt included, at which it surely ends."""
+    the length, prompt included, at which it surely ends. `owner` ("": unknown) is whom it is from,
+    `weight` the share of the engine that this owner should have among others, 1 by default."""
 
     @property
     def request_id(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -52,10 +58,16 @@ class SchedulingPolicy(Plugin):
     before each plan, of waiting ones before some of them start, and of a preempted one. A scheduler
     may limit how many waiting requests it asks about at a time, so keys of different moments are
     compared: let a key say when something is due, not how long it has waited.
+
+    With `has_lines` requests wait in lines, such as one for each owner. `key` orders the requests
+    of one line, and is asked once. Requests of different lines are ordered by `line_key`, which may
+    change when the line opens or is served, and is asked then. So 10,000 waiting requests cost no
+    more than one.
     """
 
     interface_version: ClassVar[int] = 1
     keys_move: ClassVar[bool] = False
+    has_lines: ClassVar[bool] = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -66,3 +78,27 @@ class SchedulingPolicy(Plugin):
 
         Ties are broken by arrival. A waiting request never evicts a running one.
         """
+
+    def line(self, request: RequestView) -> Hashable:
+        """Return the line in which a request waits."""
+        return None
+
+    def line_key(self, line: Hashable) -> tuple[float, ...]:
+        """Return the sort key of a line that has been opened: finite numbers, as many for every
+        line. Of equal ones the line that opened last goes first."""
+        return ()
+
+    def opened(self, line: Hashable, request: RequestView) -> None:
+        """Note that a request waits in a line without another. Mutates: self"""
+
+    def closed(self, line: Hashable) -> None:
+        """Note that no request waits in a line any more; some may run. Mutates: self"""
+
+    def served(self, line: Hashable, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+        """Note what requests of a line got: tokens of a prompt that starts, less those that were
+        cached, or new tokens of answers. Mutates: self"""
+
+    def makes_way(self, line: Hashable, num_running: int, other: Hashable, num_other: int) -> bool:
+        """Return whether a running request of the line `other`, which has the largest key, is
+        preempted if the first waiting request, of `line`, has no room without that."""
+        return False

@@ -94,12 +94,15 @@ class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that an engine request belongs to: its path, its id, and its W3C trace
-    headers if it has them."""
+    headers if it has them. `owner` and `weight` are whom the gate took it to be from ("":
+    anybody)."""
 
     request_id: str = ""
     path: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    owner: str = ""
+    weight: float = 1.0
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):

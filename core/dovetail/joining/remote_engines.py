@@ -29,7 +29,13 @@ logger = logging.getLogger(__name__)
 
 OF_THE_SERVER = frozenset(
     {
-        *("api_key", "api_server_count", "data_parallel_backend", "data_parallel_hybrid_lb"),
+        *(
+            "api_key",
+            "api_keys_file",
+            "api_server_count",
+            "data_parallel_backend",
+            "data_parallel_hybrid_lb",
+        ),
         *("data_parallel_rank", "data_parallel_size_local", "data_parallel_start_rank"),
     }
 )

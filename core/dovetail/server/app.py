@@ -75,6 +75,7 @@ def build_app(
         [served.api for served in apis],
         is_busy=lambda: sum(engine.load()) > 0,
         shown_headers=(HEADER, CLAMPED_HEADER),
+        models=engine.spec.model_names,
     )
     for served in apis:
         served.api.bound(app, served.state)

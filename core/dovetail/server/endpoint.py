@@ -102,6 +102,6 @@ from dovetail.server.http.addresses import is_local_only
 from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 from dovetail.server.http.not_found import unsupported_route
-from dovetail.server.http.owner import as_owner, owner_of, owner_of_key
+from dovetail.server.http.owner import FILE_OWNER, as_owner, named_owner, owner_of, owner_of_key
 
 __getattr__ = moved.attributes(__name__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from dovetail.config.checkpoint.stores.stored import StoredModel
+    from dovetail.interfaces.model_store import StoredModel
     from dovetail_plugins.created_models.store import Record
     from dovetail_plugins.gateway.catalogue import Catalogue
 

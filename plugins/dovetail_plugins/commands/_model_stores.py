@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from dovetail.config.checkpoint.stores.find import Stores
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.flags import add_section, config_of
 
@@ -37,4 +37,4 @@ def settings_of(args: argparse.Namespace) -> Config:
 def stores_of(args: argparse.Namespace) -> Stores:
     """Return the stores that the flags select. Raises: ConfigError"""
     load = settings_of(args).load
-    return Stores.of(load.model_dir, load.download_dir)
+    return Stores.of(load.model_dir, load.download_dir, load.use_modelscope)

@@ -113,6 +113,7 @@ def _frontend_text(config: Config) -> str:
     frontend = config.frontend
     tls = "TLS" if frontend.ssl_certfile else "no TLS"
     keys = f"{len(frontend.api_key)} API keys" if frontend.api_key else "no API key"
+    keys += f", those of {frontend.api_keys_file}" if frontend.api_keys_file else ""
     return f"{tls}, {keys}, {len(frontend.middleware)} middleware"
 
 

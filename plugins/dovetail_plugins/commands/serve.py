@@ -67,7 +67,8 @@ def _offers_this_machine(config: Config) -> bool:
 
     if not says_nothing_of_a_model(config):
         return False
-    from dovetail.config.checkpoint.stores.find import Stores
+    from dovetail.config.checkpoint.sources.stores import Stores
 
-    stores = Stores.of(config.load.model_dir, config.load.download_dir)
+    load = config.load
+    stores = Stores.of(load.model_dir, load.download_dir, load.use_modelscope)
     return any(not model.fault for model in stores.all_models())

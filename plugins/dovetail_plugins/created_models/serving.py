@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.config import Config
 from dovetail.config.rules.checks import checked
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.created_models.names import full_name
 from dovetail_plugins.created_models.store import CreatedStore
 from dovetail_plugins.modelfile.fields import fields_of
@@ -58,7 +58,8 @@ def _found(config: Config) -> tuple[StoredModel, Modelfile] | None:
     record = store.get(full)
     if record is None:
         return None
-    stores = Stores.of(config.load.model_dir, config.load.download_dir)
+    load = config.load
+    stores = Stores.of(load.model_dir, load.download_dir, load.use_modelscope)
     model = store.stored(full, record, {one.name: one for one in stores.all_models()})
     if model.fault:
         raise ConfigError(f"{model.fault}.", where=full, fix="`dovetail rm` removes the name.")

@@ -14,11 +14,11 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.sources.weights_check import is_whole_model
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.data.media_settings import IMAGE
 from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.response import written_time
 from dovetail_plugins.apis.ollama.weights import weights_of
 from dovetail_plugins.gguf.reading.file import read_head

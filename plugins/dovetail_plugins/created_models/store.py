@@ -14,9 +14,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from dovetail.config.checkpoint.sources.gguf_names import ENDING, models_below
 from dovetail.config.checkpoint.sources.weights_check import weights_bytes
-from dovetail.config.checkpoint.stores.gguf_names import ENDING, models_below
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.interfaces.model_store import StoredModel
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail_plugins.created_models.blobs import Blobs
 from dovetail_plugins.modelfile.model import Modelfile

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.ollama import expiry
 

@@ -13,12 +13,12 @@ from threading import Lock
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.sources.hub import Hub
-from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.config import Config
 from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.steps.cache_size import kv_bytes
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.created_models.serving import own_fields
 from dovetail_plugins.created_models.store import CREATED, CreatedStore
@@ -85,7 +85,7 @@ class Catalogue:
     def stores(self) -> Stores:
         """Return the stores of other models."""
         load = self._config.load
-        return Stores.of(load.model_dir, load.download_dir)
+        return Stores.of(load.model_dir, load.download_dir, load.use_modelscope)
 
     def forget(self) -> None:
         """Read the stores again when they are next needed."""

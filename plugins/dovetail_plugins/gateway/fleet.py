@@ -17,8 +17,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.errors import ConfigError, DovetailError, Overloaded, RequestError, model_not_found
+from dovetail.interfaces.model_store import StoredModel
 from dovetail.observability.supervise import supervised
 from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.gateway import metrics

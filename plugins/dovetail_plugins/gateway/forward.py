@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError
+from dovetail.observability.caller import CALLER, VISIT
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
 from dovetail_plugins.gateway.fleet import Fleet
@@ -29,7 +30,7 @@ from dovetail_plugins.gateway.routing import (
     request_fields_of,
     stream_of,
 )
-from dovetail_plugins.gateway.server import Server
+from dovetail_plugins.gateway.server import OWNER_HEADER, Server
 from dovetail_plugins.http_client.response import Header, StreamedResponse
 
 logger = logging.getLogger("dovetail_plugins.gateway")
@@ -48,7 +49,7 @@ OF_THE_CONNECTION = frozenset(
         b"expect",
     }
 )
-_SENT_ANEW = {b"content-length", REQUEST_ID.encode(), b"origin"}
+_SENT_ANEW = {b"content-length", REQUEST_ID.encode(), OWNER_HEADER.encode(), b"origin"}
 """Headers not forwarded unchanged to a model's server. The gateway alone decides whether an origin
 may call."""
 
@@ -100,6 +101,8 @@ class Forward:
 
     async def _answer(self, scope: Scope, body: bytes, fields: RequestFields, send: Send) -> None:
         model = await self._fleet.find(fields.model)
+        if (visit := VISIT.get()) is not None:
+            visit.check_model(model.name)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in KEEP_ALIVE_PATHS:
             model.keep_alive_s = keep_alive_s(fields.keep_alive)
@@ -179,6 +182,8 @@ def _headers_on(scope: Scope) -> list[Header]:
     dropped = OF_THE_CONNECTION | _SENT_ANEW
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     headers.append((REQUEST_ID.encode(), scope["state"]["request_id"].encode()))
+    if (caller := CALLER.get()) is not None and caller.owner:
+        headers.append((OWNER_HEADER.encode(), caller.owner.encode()))
     return headers
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.models import NEVER
 from dovetail_plugins.apis.ollama.response import written_time
 from dovetail_plugins.gateway.fleet import Fleet

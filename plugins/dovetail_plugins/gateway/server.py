@@ -27,6 +27,8 @@ MODULE = "dovetail_plugins.commands._server_child"
 READY_PERIOD_S = 0.05
 KILL_WAIT_S = 5.0
 KEEP_ALIVE_S = 86400
+OWNER_HEADER = "x-dovetail-owner"
+"""The header in which a gateway names the owner of a request to the model's server."""
 
 
 class ModelFailed(DovetailError):
@@ -130,6 +132,8 @@ def child_fields(entry: ModelEntry, path: str) -> dict[str, Any]:
         "served_model_name": (*entry.names, *entry.aliases),
         "disable_uvicorn_access_log": True,
         "timeout_keep_alive": KEEP_ALIVE_S,
+        "owner_header": OWNER_HEADER,
+        "api_keys_file": config.frontend.api_keys_file,
     }
     if not config.observability.log_prefix:
         own["log_prefix"] = f"[{entry.name}] "

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.machine.device import select_platform
@@ -19,6 +18,7 @@ from dovetail.config.sections.device import DeviceConfig
 from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.inspect import capacity
 from dovetail_plugins.packed_weights.bounds import DiskRun
 
@@ -67,7 +67,7 @@ def device_memory() -> tuple[str, int | None]:
 def listed(model: StoredModel, free_bytes: int | None) -> ListedModel:
     """Return the facts of a model. What Ollama reports about its own models is used unchanged."""
     facts, fault = None, model.fault
-    if not fault and not (model.store == OLLAMA and model.family):
+    if not fault and not model.family:
         facts, fault = _facts(model)
     needed = _needed_bytes(model, facts)
     fits = None if free_bytes is None else needed <= free_bytes

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.stores.ollama import HOST, NAMESPACE, TAG, store_folder
 from dovetail.errors import ConfigError
 from dovetail.json_values import InvalidJson, json_value
+from dovetail_plugins.model_stores.ollama import HOST, NAMESPACE, TAG, store_folder
 from dovetail_plugins.modelfile.creation import of_request
 from dovetail_plugins.modelfile.model import Modelfile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Hashable
 
 from dovetail.interfaces.data.step import NewRow, RowStep
 from dovetail.interfaces.scheduler import RequestState
@@ -16,10 +17,14 @@ class ScheduledRequest:
 
     `order` is fixed while it waits and runs, unless the policy's keys move; `epoch` counts its
     preemptions, so that a result is not mistaken for one of an earlier life; `max_tokens` is the
-    length at which it surely ends; `queued_s` is when it came, by the clock of this process.
+    length at which it surely ends; `queued_s` is when it came, by the clock of this process. `line`
+    and `in_line` are where it waits, and its order there, if the policy has lines.
     """
 
-    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "queued_s", "request")
+    __slots__ = (
+        *("arrival_index", "epoch", "in_line", "line", "max_tokens", "order", "queued_s"),
+        "request",
+    )
 
     def __init__(
         self, request: RequestState, arrival_index: int, max_tokens: int, queued_s: float
@@ -30,6 +35,8 @@ class ScheduledRequest:
         self.queued_s = queued_s
         self.epoch = 0
         self.order: Order = ((), arrival_index)
+        self.line: Hashable = None
+        self.in_line: Order = self.order
 
 
 class StepBudget:

@@ -43,6 +43,16 @@ class View:
         return self._request.request_id
 
     @property
+    def owner(self) -> str:
+        """Return whom it is from."""
+        return self._request.owner[0]
+
+    @property
+    def weight(self) -> float:
+        """Return the weight of its owner's share."""
+        return self._request.owner[1]
+
+    @property
     def priority(self) -> int:
         """Return the priority that the client gave it."""
         return self._request.priority
@@ -82,13 +92,34 @@ class View:
 
 
 class Keys:
-    """Asks the policy. `move`: it wants to be asked again."""
+    """Asks the policy. `move`: it wants to be asked again. `counts`: it wants to know what is
+    served (see `_lines`)."""
+
+    counts = False
 
     def __init__(self, policy: SchedulingPolicy, cache: KVCache) -> None:
         self.move = policy.keys_move
         self._policy = policy
         self._cache = cache
         self._has_failed = False
+
+    def queue(self, max_asked: int) -> Queue:
+        """Return a queue in the order of these keys."""
+        return Queue(self, max_asked)
+
+    def start(self, job: ScheduledRequest, num_new: int) -> None:
+        """Note that a job starts to run; `num_new` tokens of it were never computed. Mutates: its
+        order, in which it runs"""
+
+    def drew(self, job: ScheduledRequest, num_tokens: int) -> None:
+        """Note new tokens of a job's answer."""
+
+    def stop(self, job: ScheduledRequest) -> None:
+        """Note that a job has left its row."""
+
+    def makes_way(self, waiting: ScheduledRequest, running: ScheduledRequest) -> bool:
+        """Return whether a running job may be preempted for a waiting one."""
+        return False
 
     def order(self, job: ScheduledRequest, now_s: float) -> Order:
         """Return a job's order. Raises: BrokenPlugin for a key that would upset the order."""
@@ -105,14 +136,18 @@ class Keys:
         try:
             return self.order(job, now_s)
         except Exception:
-            if not self._has_failed:
-                logger.exception(
-                    "the scheduling policy failed on request %s, which keeps its old key; later "
-                    "failures are not logged",
-                    job.request.request_id,
-                )
-            self._has_failed = True
+            self._note_failure(f"request {job.request.request_id}")
             return job.order
+
+    def _note_failure(self, what: str) -> None:
+        """Log the error that is being handled, if it is the first. Mutates: self"""
+        if not self._has_failed:
+            logger.exception(
+                "the scheduling policy failed on %s, which keeps its old key; later failures are "
+                "not logged",
+                what,
+            )
+        self._has_failed = True
 
     def renew(self, jobs: list[ScheduledRequest]) -> None:
         """Ask again for all of these jobs, and sort them. Mutates: jobs and their order"""

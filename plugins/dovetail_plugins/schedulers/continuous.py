@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from time import monotonic
 
-from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
@@ -27,6 +26,7 @@ from dovetail.interfaces.data.step import RowResult, RowStep, StepPlan, StepResu
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail_plugins.schedulers._capacity import Capacity
 from dovetail_plugins.schedulers._jobs import (
     Blocks,
     ScheduledRequest,
@@ -35,7 +35,7 @@ from dovetail_plugins.schedulers._jobs import (
     order_of,
     remove,
 )
-from dovetail_plugins.schedulers._keys import Keys, Queue
+from dovetail_plugins.schedulers._lines import keys_of
 from dovetail_plugins.schedulers._turns import PartialPrefills
 
 
@@ -91,9 +91,9 @@ class ContinuousScheduler(Scheduler):
         self._options = options
         self._spec = spec
         self._cache = cache
-        self._keys = Keys(policy, cache)
+        self._keys = keys_of(policy, cache)
         self._jobs: dict[str, ScheduledRequest] = {}
-        self._waiting = Queue(self._keys, options.asked_requests)
+        self._waiting = self._keys.queue(options.asked_requests)
         self._running: list[ScheduledRequest] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
@@ -105,63 +105,55 @@ class ContinuousScheduler(Scheduler):
         self._uncommitted_tokens = spec.max_step_tokens * spec.plans_in_flight
         self._blocks_per_row = cache.num_growing
         self._no_blocks: Blocks = ((),) * cache.num_groups
-        self._capacity_tokens = self._find_capacity()
-
-    def _find_capacity(self) -> int:
-        """Return how many tokens of one request the whole cache holds, by bisection."""
-        low, high = 0, self._spec.max_model_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._cache.blocks_for(middle, self._uncommitted_tokens) <= self._cache.num_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        self._capacity = Capacity(spec, cache, self._uncommitted_tokens)
 
     def add(self, request: RequestState) -> None:
         """Queue a new request. Raises: RequestError when it can never fit."""
-        self._verify(request)
+        if request.request_id in self._jobs:
+            raise RequestError("a request with this id is under way.", where=request.request_id)
+        self._capacity.verify(request)
         self._num_arrived += 1
         now_s = monotonic()
-        job = ScheduledRequest(request, self._num_arrived, self._max_tokens(request), now_s)
+        job = ScheduledRequest(
+            request, self._num_arrived, self._capacity.max_tokens(request), now_s
+        )
         job.order = self._keys.order(job, now_s)
         request.status = WAITING
         self._waiting.add(job)
         self._jobs[request.request_id] = job
-
-    def _verify(self, request: RequestState) -> None:
-        if request.request_id in self._jobs:
-            raise RequestError("a request with this id is under way.", where=request.request_id)
-        spec, num_tokens = self._spec, request.num_tokens
-        if request.pooling is None:
-            room_for_answer(num_tokens, spec.max_model_tokens)
-        if num_tokens > self._capacity_tokens:
-            limit = f"the KV cache holds {self._capacity_tokens} of one request"
-            raise prompt_too_long(num_tokens, limit, "or give the KV cache more memory")
-        if not spec.uses_chunked_prefill and num_tokens > spec.max_step_tokens:
-            limit = f"a step takes {spec.max_step_tokens}, and prompts are not computed in parts"
-            fix = "raise --max-num-batched-tokens, or set --enable-chunked-prefill"
-            raise prompt_too_long(num_tokens, limit, fix)
-
-    def _max_tokens(self, request: RequestState) -> int:
-        """Return the length at which the request surely ends, whatever is drawn."""
-        if request.pooling is not None:
-            return request.num_prompt_tokens + 1  # a pooled result instead of a token
-        # The last token is drawn but never computed: one more than the cache holds.
-        limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
-        if request.sampling.max_tokens is None:
-            return limit
-        return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
         tally = StepBudget(self._spec.max_step_tokens, self._rows_per_plan())
         if self._keys.move:
             self._keys.renew(self._running)
+        num_reserved = self._make_way() if self._keys.counts else 0
+        tally.tokens_left -= num_reserved
         self._continue_running(tally)
+        tally.tokens_left += num_reserved
         if not tally.has_preempted:
             self._admit_waiting(tally)
         return self._seal(tally)
+
+    def _make_way(self) -> int:
+        """Preempt the running job with the largest key if the first waiting one is to have its
+        place; return the tokens of this step that are reserved for that one.
+
+        Mutates: queues, cache
+        """
+        if not (self._waiting and self._running):
+            return 0
+        job, victim = self._waiting[0], self._running[-1]
+        request, spec = job.request, self._spec
+        if request.num_inflight > 0 or not self._keys.makes_way(job, victim):
+            return 0
+        if PartialPrefills(spec, (one.request for one in self._running)).must_wait(request):
+            return 0
+        num_cached = self._cache.find_prefix(request)
+        if not (self._free_rows and self._has_room(request, num_cached)):
+            self._preempt(victim)
+        room = min(spec.max_step_tokens // 2, spec.max_step_tokens - len(self._running))
+        return max(0, min(self._capped(request.num_tokens - num_cached), room))
 
     def _rows_per_plan(self) -> int:
         """Return how many rows a plan has at most: in a pipeline an even share of the requests,
@@ -391,8 +383,10 @@ class ContinuousScheduler(Scheduler):
         request.row = heappop(self._free_rows)
         request.status = RUNNING
         request.num_computed_tokens = num_known
-        if request.num_preemptions == 0:
+        is_new = request.num_preemptions == 0
+        if is_new:
             request.num_cached_tokens = num_known
+        self._keys.start(job, request.num_tokens - num_known if is_new else 0)
         insort(self._running, job, key=order_of)
 
     def _seal(self, tally: StepBudget) -> StepPlan:
@@ -440,6 +434,8 @@ class ContinuousScheduler(Scheduler):
         if is_stale and request.needs_whole_prompt:
             return False
         request.append(result)
+        if self._keys.counts:
+            self._keys.drew(job, len(result.token_ids))
         num_tokens = step.num_tokens
         if step.drafts and result.fault is None:
             num_tokens = len(result.token_ids)
@@ -457,10 +453,10 @@ class ContinuousScheduler(Scheduler):
 
     def _end_if_outgrown(self, request: RequestState) -> None:
         """End a request whose next token would not fit the cache even by itself."""
-        if request.num_tokens > self._capacity_tokens and not request.is_finished:
+        if request.num_tokens > self._capacity.num_tokens and not request.is_finished:
             request.finish(
                 "error",
-                f"the KV cache holds {self._capacity_tokens} tokens of one request "
+                f"the KV cache holds {self._capacity.num_tokens} tokens of one request "
                 f"({self._cache.num_blocks} blocks), and this one has grown beyond.",
             )
 
@@ -488,6 +484,7 @@ class ContinuousScheduler(Scheduler):
         """Take a running job's row away."""
         request = job.request
         remove(self._running, job)
+        self._keys.stop(job)
         self._freed_rows.append(request.row)
         heappush(self._free_rows, request.row)
         request.row = NO_ROW

@@ -84,6 +84,32 @@ class TestSchedulingPolicy:
         second = plugin(plugin.Options())
         assert [second.key(r) for r in REQUESTS] == [policy.key(r) for r in REQUESTS]
 
+    def test_lines_have_keys(self, policy: SchedulingPolicy) -> None:
+        """With `has_lines`, lines can be the keys of a dictionary, and their own keys are finite
+        numbers, as many for every line, before and after they are served, and when they reopen."""
+        requests = [replace(one, owner=owner) for one in FIXED for owner in ("", "ann", "bob")]
+        lines = {policy.line(request): request for request in requests}
+        lengths = set()
+        for _ in range(2):
+            for line, request in lines.items():
+                policy.opened(line, request)
+                policy.served(line, 100, 0)
+                policy.served(line, 0, 50)
+            keys = [policy.line_key(line) for line in lines]
+            assert all(math.isfinite(number) for key in keys for number in key)
+            lengths |= {len(key) for key in keys}
+            for line in lines:
+                policy.closed(line)
+        assert len(lengths) == 1
+
+    def test_nobody_makes_way_for_itself(self, policy: SchedulingPolicy) -> None:
+        """A request is not preempted for another one of the same line, of which it is the only one
+        that runs: they would take turns for ever."""
+        for request in FIXED:
+            line = policy.line(request)
+            policy.opened(line, request)
+            assert not policy.makes_way(line, 1, line, 1)
+
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_a_scheduler_works_under_it(self, policy: SchedulingPolicy, async_steps: bool) -> None:
         """With few blocks and random requests every request ends; the order is the policy's."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.engine.client.connection import EngineState
 from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.requests.gated import followed
 from dovetail.engine.client.requests.input_processor import InputProcessor, Prompt
 from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.results.stop import TextWatch
@@ -42,6 +43,7 @@ from dovetail.interfaces.data.step import Pooled, TokenLogprobs
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
+from dovetail.observability.caller import CALLER
 from dovetail_testing.fakes.adapters import FakeAdapters
 from dovetail_testing.fakes.end import FakeEnd
 
@@ -273,6 +275,8 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.pooled: list[tuple[str, PoolingParams, tuple[int, ...]]] = []
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
+        self.owners: list[tuple[str, float]] = []
+        self.num_pending_tokens = 0
         self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies)
@@ -293,6 +297,10 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
     def load(self) -> tuple[int, int]:
         """Return (running, waiting) as the test set them."""
         return self.counts
+
+    def pending_tokens(self) -> int:
+        """Return what the test set."""
+        return self.num_pending_tokens
 
     def states(self) -> list[EngineState]:
         """Return the one engine's, or what the test set."""
@@ -368,11 +376,14 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if adapter:
             extras["adapter"] = adapter
         self.asked.append((request_id, prepared.params, extras))
+        if (caller := CALLER.get()) is not None:
+            self.owners.append((caller.owner, caller.weight))
         self.running.add(request_id)
         self.most_running = max(self.most_running, len(self.running))
         is_done = False
         try:
-            async for output in self._outputs(prepared.prompt_ids, prepared.params, request_id):
+            outputs = self._outputs(prepared.prompt_ids, prepared.params, request_id)
+            async for output in followed(prepared, outputs):
                 yield output
             is_done = True
         finally:
@@ -466,29 +477,23 @@ def _output(
     position: int,
     longest: int,
 ) -> RequestOutput:
-    wants_prompt = params.prompt_logprobs is not None and position == 0
+    tops = params.prompt_logprobs if position == 0 else None
     return RequestOutput(
         request_id=request_id,
         metrics=MARKS,
         prompt_token_ids=prompt_ids,
         deltas=deltas,
         is_finished=position == longest - 1,
-        prompt_logprobs=_logprobs(prompt_ids[1:], params.prompt_logprobs or 0)
-        if wants_prompt
-        else None,
+        prompt_logprobs=None if tops is None else _logprobs(prompt_ids[1:], tops),
         num_cached_tokens=len(prompt_ids) // 2,
     )
 
 
 def _logprobs(token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-    tops = range(97, 97 + max(num_top, 0))
+    tops = tuple(range(97, 97 + max(num_top, 0)))
+    own = [float("-inf") if token_id == ord("-") else -0.5 for token_id in token_ids]
+    others = tuple(-0.5 - i for i in range(len(tops)))
     return tuple(
-        TokenLogprobs(
-            token_id=token_id,
-            logprob=float("-inf") if token_id == ord("-") else -0.5,
-            rank=1,
-            top_ids=tuple(tops),
-            top_logprobs=tuple(-0.5 - i for i in range(len(tops))),
-        )
-        for token_id in token_ids
+        TokenLogprobs(token_id=one, logprob=value, rank=1, top_ids=tops, top_logprobs=others)
+        for one, value in zip(token_ids, own, strict=True)
     )

@@ -15,6 +15,8 @@ class FakeRequest:
     """A request as a scheduling policy sees it."""
 
     request_id: str = "r"
+    owner: str = ""
+    weight: float = 1.0
     priority: int = 0
     arrival_s: float = 0.0
     num_prompt_tokens: int = 8
@@ -32,6 +34,8 @@ def view_of(
     """Return a request as a scheduling policy must see it."""
     return FakeRequest(
         request_id=request.request_id,
+        owner=request.owner[0],
+        weight=request.owner[1],
         priority=request.priority,
         arrival_s=request.arrival_s,
         num_prompt_tokens=request.num_prompt_tokens,

@@ -335,7 +335,7 @@ def test_describe_is_plain_data() -> None:
 
 
 def test_the_table_of_kinds() -> None:
-    chosen_otherwise = {"client", "command", "model", "stop_condition"}
+    chosen_otherwise = {"client", "command", "model", "model_store", "stop_condition"}
     tables = {"file_importer", "foreign_variables", "model_type", "request_fields"}
     for kind in registry.KINDS.values():
         assert kind.group == f"dovetail.{kind.name}"

@@ -115,9 +115,9 @@ def test_rm_deletes_only_from_the_hubs_cache(
     for name, content in WHOLE.items():
         (own / name).write_bytes(content)
     told = lines_of(capsys, "rm", "story:latest", "--yes", status=2)
-    assert "is in Ollama's store" in told[0] and "`ollama rm story:latest`" in told[1]
+    assert "is in Ollama;" in told[0] and "`ollama rm story:latest`" in told[1]
     told = lines_of(capsys, "rm", "mine", "--yes", "--model-dir", str(own.parent), status=2)
-    assert "a folder of your own" in told[0]
+    assert "in --model-dir" in told[0]
     assert blob.is_file() and own.is_dir()
     write_cached(places / "hub", "org/model", WHOLE)
     assert "--yes" in lines_of(capsys, "rm", "org/model", status=2)[1]

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.sources.model_path import find_model
-from dovetail.config.checkpoint.stores.find import Stores
+from dovetail.config.checkpoint.sources.stores import Stores
 from support.model_stores import FakeHub
 
 NAME = "org/a.model"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import LLM
-from dovetail.config.checkpoint.stores.find import Stores
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.config.checkpoint.stores.hub_cache import blobs_of
+from dovetail.config.checkpoint.sources.hub_cache import blobs_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, CheckpointCode
 

@@ -27,6 +27,31 @@ class FrontendConfig:
         help="API keys; clients must send one of them",
         default_note="none: everyone may ask",
     )
+    api_keys_file: str | None = flag(
+        None,
+        metavar="FILE",
+        help="YAML or JSON lines with names, hashes, scopes and limits of API keys (`dovetail keys "
+        "add`); read again when it changes",
+    )
+    owner_header: str | None = flag(
+        None,
+        metavar="NAME",
+        help="header in which a trusted proxy names whom a request is from; such requests need no "
+        "key, so the proxy must drop the header from its clients' requests",
+    )
+    owner_from_user: bool = flag(
+        False,
+        help="divide a key's share among the values of safety_identifier, or user, in its requests",
+    )
+    max_num_queued_tokens: int | None = flag(
+        None,
+        ge=1,
+        unit="tokens",
+        help="maximum number of prompt tokens that wait to be computed; beyond it, requests are "
+        "answered with status 503",
+        default_note="no limit",
+    )
+    gate: str = flag("keys", kind="gate", help="what decides who may send requests, and how many")
     api: tuple[str, ...] = flag(
         (),
         kind="api",
@@ -292,3 +317,8 @@ class FrontendConfig:
         metavar="HOST:PORT",
         help="MCP servers (at /mcp) whose tools the model may call in the Responses API",
     )
+
+    @property
+    def has_keys(self) -> bool:
+        """Return whether clients need a key."""
+        return bool(self.api_key or self.api_keys_file)

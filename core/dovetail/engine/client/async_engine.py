@@ -25,6 +25,7 @@ from dovetail.engine.client.connection import (
 from dovetail.engine.client.host import EngineHost, closed, started
 from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.requests.gated import followed, owned
 from dovetail.engine.client.requests.input_processor import (
     InputProcessor,
     PreparedRequest,
@@ -247,9 +248,9 @@ class AsyncEngine(EngineOperations):
         loads = [connection.load() for connection in self._living()]
         return sum(running for running, _ in loads), sum(waiting for _, waiting in loads)
 
-    def default_params(self, **fields: Any) -> SamplingParams:
-        """Return the model's default sampling params with `fields` overriding them."""
-        return SamplingParams(**{**self.spec.default_sampling, **fields})
+    def pending_tokens(self) -> int:
+        """Return the prompt tokens of requests without a first token."""
+        return sum(connection.pending_tokens for connection in self._living())
 
     async def generate(
         self,
@@ -275,7 +276,8 @@ class AsyncEngine(EngineOperations):
         key = next(self._serials)
         prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
-        async with aclosing(self._outputs(key, prepared, watch, is_whole=is_whole)) as outputs:
+        outputs = self._outputs(key, prepared, watch, is_whole=is_whole)
+        async with aclosing(followed(prepared, outputs)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -297,7 +299,7 @@ class AsyncEngine(EngineOperations):
         key = next(self._serials)
         prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
         prepared = await self._prepared(prompt, prepare)
-        async with aclosing(self._outputs(key, prepared, None)) as outputs:
+        async with aclosing(followed(prepared, self._outputs(key, prepared, None))) as outputs:
             return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -337,7 +339,7 @@ class AsyncEngine(EngineOperations):
         self._keys.setdefault(prepared.request_id, set()).add(key)
         home.output.add(key, prepared, CALLER.get(), watch, is_whole=is_whole)
         try:
-            home.send(prepared.requests)
+            home.send(owned(prepared.requests))
         except BaseException:
             home.output.drop(key)  # never sent: the request is refused, not finished
             self._forget(key, prepared.request_id)

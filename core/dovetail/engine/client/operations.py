@@ -27,6 +27,7 @@ from dovetail.engine.messages import (
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.profile import GET_READY, START, STOP
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.executor import WorkerCall
 
@@ -167,3 +168,7 @@ class EngineOperations(ABC):
         Raises: RequestError naming a rank without a running profiler; EngineDead
         """
         return await self.collective_rpc(WorkerCall(method=STOP))
+
+    def default_params(self, **fields: Any) -> SamplingParams:
+        """Return the model's default sampling params with `fields` overriding them."""
+        return SamplingParams(**{**self.spec.default_sampling, **fields})

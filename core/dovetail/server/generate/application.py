@@ -106,8 +106,10 @@ def make_app(
             engine,
             max_running=engine.spec.total_rows,
             max_queued=max_queued_requests,
+            max_tokens=frontend.max_num_queued_tokens,
         ),
         fields=FieldReporter(
+            names_users=text.frontend.owner_from_user,
             is_strict=frontend.strict_request_fields,
             claimed=claimed_fields(engine.spec),
         ),

@@ -28,6 +28,6 @@ def is_loopback(name: str) -> bool:
 
 def is_local_only(frontend: FrontendConfig) -> bool:
     """Return whether the server is meant only for programs on this machine, without a key."""
-    if frontend.api_key or frontend.uds is not None or ANY in frontend.allowed_hosts:
+    if frontend.has_keys or frontend.uds is not None or ANY in frontend.allowed_hosts:
         return False
     return is_loopback(frontend.host or DEFAULT_HOST)

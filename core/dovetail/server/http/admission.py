@@ -26,6 +26,9 @@ class EngineLoad(Protocol):
     def load(self) -> tuple[int, int]:
         """Return (running, waiting)."""
 
+    def pending_tokens(self) -> int:
+        """Return the prompt tokens that wait."""
+
 
 class Ticket:
     """The permission of one request to be inside, released by `close`. Enter it immediately, with
@@ -52,9 +55,18 @@ class Ticket:
 
 
 class Admission:
-    """Counts admitted sequences. `max_queued` None: no limit; `max_running`: the engine's rows."""
+    """Counts admitted sequences. `max_running`: the engine's rows. `max_queued` limits those that
+    wait, `max_tokens` their prompt tokens (None: no limit)."""
 
-    def __init__(self, engine: EngineLoad, *, max_running: int, max_queued: int | None) -> None:
+    def __init__(
+        self,
+        engine: EngineLoad,
+        *,
+        max_running: int,
+        max_queued: int | None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._max_tokens = max_tokens
         self.num_inside = 0
         self.num_refused = 0
         self.is_draining = False
@@ -77,6 +89,8 @@ class Admission:
     def _reason_against(self, size: int) -> str | None:
         if self.is_draining:
             return "the server is shutting down."
+        if self._max_tokens is not None and self._engine.pending_tokens() >= self._max_tokens:
+            return f"{self._max_tokens} prompt tokens wait already; try again shortly."
         if self._max_queued is None or self.num_inside == 0:
             return None
         _, waiting = self._engine.load()

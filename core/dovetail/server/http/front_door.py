@@ -16,20 +16,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from dovetail import registry
 from dovetail.config.rules.machine.platform import usable_cores
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.api import Api
+from dovetail.interfaces.gate import Gate, GateFacts
 from dovetail.observability import metrics
 from dovetail.server.http.body_limits import BodyLimitMiddleware, bytes_per_s
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import (
     REQUEST_ID,
-    ApiKeyMiddleware,
     ExceptionMiddleware,
+    GateMiddleware,
     HeadMiddleware,
     RequestIdMiddleware,
     client_left,
+    is_open,
 )
 from dovetail.server.http.not_found import not_found
 from dovetail.server.http.user_middleware import add_middleware
@@ -44,8 +47,9 @@ def add_front_door(
     *,
     is_busy: Callable[[], bool],
     shown_headers: Sequence[str] = (),
+    models: tuple[str, ...] = (),
 ) -> None:
-    """Add the front door to an application.
+    """Add the front door to an application; a server's has the names of its model.
 
     Its `state` must have `open_requests`, `open_endpoints`, `flags_by_path` and a `server` with the
     frontend. `apis` are the served families: their paths have their own error formats and sizes.
@@ -59,6 +63,7 @@ def add_front_door(
         is_busy=is_busy,
         max_bytes_of=roomy_paths(apis, frontend),
         shown_headers=shown_headers,
+        models=models,
     )
 
 
@@ -121,6 +126,16 @@ async def _answer_gone(request: Request, error: Exception) -> Response:
     return client_left(request.state.request_id).response()
 
 
+def _gate(app: FastAPI, frontend: FrontendConfig, models: tuple[str, ...]) -> Gate:
+    """Return the gate that --gate names. Raises: PluginError, ConfigError"""
+    known, routes = app.state.open_endpoints, app.router.routes
+    facts = GateFacts(
+        frontend=frontend, is_open=lambda scope: is_open(scope, routes, known), models=models
+    )
+    gate: Gate = registry.make(registry.choose("gate", frontend.gate, where="--gate"), facts)
+    return gate
+
+
 def _add_layers(
     app: FastAPI,
     frontend: FrontendConfig,
@@ -129,6 +144,7 @@ def _add_layers(
     is_busy: Callable[[], bool],
     max_bytes_of: Mapping[str, int],
     shown_headers: Sequence[str],
+    models: tuple[str, ...],
 ) -> None:
     """Add the layers around every route, innermost first. Mutates: app"""
     app.add_middleware(
@@ -138,12 +154,8 @@ def _add_layers(
         is_busy=is_busy,
         max_bytes_of=max_bytes_of,
     )
-    app.add_middleware(
-        ApiKeyMiddleware,
-        keys=frontend.api_key,
-        routes=lambda: app.router.routes,
-        open_endpoints=app.state.open_endpoints,
-    )
+    app.state.gate = _gate(app, frontend, models)
+    app.add_middleware(GateMiddleware, gate=app.state.gate)
     app.add_middleware(ExceptionMiddleware)
     app.add_middleware(
         CORSMiddleware,

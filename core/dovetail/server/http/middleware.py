@@ -1,20 +1,18 @@
 """The middleware around every route: request id, counting, errors, API key.
 
 Plain ASGI, outermost first: RequestIdMiddleware (id, counts), HeadMiddleware, ExceptionMiddleware,
-the --middleware plugins (`user_middleware`), CORS, ExceptionMiddleware again, ApiKeyMiddleware,
+the --middleware plugins (`user_middleware`), CORS, ExceptionMiddleware again, GateMiddleware,
 BodyLimitMiddleware (`body_limits`). It is independent of the routes: open routes are a set of
-endpoints, and all others need a key.
+endpoints, and for all others the gate may require a key.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.interfaces.gate import Gate
 from dovetail.observability import metrics
 from dovetail.observability.caller import note_caller
 from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_of
@@ -174,65 +173,30 @@ class HeadMiddleware:
         await self._app({**scope, "method": "GET"}, receive, leave_body_out)
 
 
-class ApiKeyMiddleware:
-    """Requires a key unless the matched route is open. It decides by route, never by URL."""
+class GateMiddleware:
+    """Lets the gate decide on every request (`interfaces.gate`)."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: Sequence[str],
-        routes: Callable[[], Iterable[BaseRoute]],
-        open_endpoints: set[Callable[..., Any]],
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, gate: Gate) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
-        self._routes = routes
-        self._open = open_endpoints
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "lifespan" or not self._digests or self._is_allowed(scope):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await _UNAUTHORIZED.response(scope)(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        await self._gate.enter(self._app, scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        return self._has_key(Headers(scope=scope)) or self._is_open(scope)
 
-    def _has_key(self, headers: Headers) -> bool:
-        digest = _digest(key_of(headers))
-        # Every key is compared, so that the timing does not reveal which one is close.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
-
-    def _is_open(self, scope: Scope) -> bool:
-        for route in self._routes():
-            match, child = route.matches(_copied(scope))
-            if match is Match.FULL:
-                return child.get("endpoint") in self._open
-        return False
+def is_open(
+    scope: Scope, routes: Iterable[BaseRoute], open_endpoints: set[Callable[..., Any]]
+) -> bool:
+    """Return whether a request's route needs no key. It is decided by route, never by URL."""
+    for route in routes:
+        match, child = route.matches(dict(scope))
+        if match is Match.FULL:
+            return child.get("endpoint") in open_endpoints
+    return False
 
 
 def key_of(headers: Headers) -> str:
     """Return the key in a request's headers (either of the two); empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
-
-
-def _copied(scope: Scope) -> MutableMapping[str, Any]:
-    return dict(scope)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-_UNAUTHORIZED = problem(
-    401,
-    "a valid API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY.",
-    code="invalid_api_key",
-    headers={"WWW-Authenticate": "Bearer"},
-)

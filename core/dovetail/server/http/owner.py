@@ -1,8 +1,8 @@
 """Owners: what is stored for a client belongs to the API key of its request.
 
-An owner is the hash of a key, so that no store contains keys. Work that this process does later for
-a client, such as the lines of a batch, has no key: its scope names the owner (`as_owner`), which no
-request from outside can do.
+An owner is the hash of a key, so that no store contains keys, or the name that the gate gives to a
+request. Work that this process does later for a client, such as the lines of a batch, has no key:
+its scope names the owner (`as_owner`), which no request from outside can do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from starlette.types import Scope
 
 from dovetail.server.http.middleware import key_of
 
+FILE_OWNER = "name:"
+"""What an owner begins with that has a name."""
 _STATE_KEY = "owner"
 
 
@@ -28,6 +30,11 @@ def owner_of(request: HTTPConnection) -> str:
     return owner_of_key(key_of(request.headers)) if named is None else named
 
 
+def named_owner(owner: str) -> str | None:
+    """Return the name in an owner, None if it is the hash of a key."""
+    return owner.removeprefix(FILE_OWNER) if owner.startswith(FILE_OWNER) else None
+
+
 def as_owner(scope: Scope, owner: str) -> None:
-    """Make a request from this process count as an owner's. Mutates: scope"""
+    """Make a request count as an owner's. Mutates: scope"""
     scope.setdefault("state", {})[_STATE_KEY] = owner

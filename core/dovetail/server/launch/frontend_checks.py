@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Sequence
 
+from dovetail import registry
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.http.access_log import silent_paths
@@ -24,6 +25,7 @@ def check_frontend(frontend: FrontendConfig) -> None:
     _check_processes(frontend)
     _check_root_path(frontend.root_path)
     _check_origins(frontend.allowed_origins)
+    registry.load("gate", frontend.gate, where="--gate").check(frontend)
     if frontend.ssl_certfile is not None or _names_tls(frontend):
         from dovetail.server.launch.tls import tls_of
 

@@ -28,7 +28,7 @@ def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
             yield sock
         return
     sock = bind(frontend.host, frontend.port)
-    warn_if_open(sock, has_key=bool(frontend.api_key))
+    warn_if_open(sock, has_key=frontend.has_keys)
     try:
         yield sock
     finally:

@@ -41,7 +41,9 @@ async def unload_adapter(
 def _owner(request: Request, server: App) -> str:
     """Return the owner of the adapters that a request may change: the server if all share one
     key."""
-    return owner_of(request) if len(server.frontend.api_key) > 1 else ""
+    frontend = server.frontend
+    has_owners = len(frontend.api_key) > 1 or frontend.api_keys_file or frontend.owner_header
+    return owner_of(request) if has_owners else ""
 
 
 def _success(what: str, ignored: list[str]) -> Response:

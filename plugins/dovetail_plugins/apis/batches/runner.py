@@ -22,7 +22,7 @@ import msgspec
 
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
-from dovetail.server.endpoint import owner_of_key
+from dovetail.server.endpoint import named_owner, owner_of_key
 from dovetail_plugins.apis.batches.answer import ResultLine, answer
 from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.disk import ResultFile, is_passing, mended_lines
@@ -191,7 +191,10 @@ class BatchRunner:
         """Return a caller with the key of a batch's owner; None if the server no longer has this
         key, so that the batch must not run."""
         assert self.app is not None
-        if self._keys and batch.owner not in self._keys:
+        is_named = named_owner(batch.owner) is not None
+        if self._keys and batch.owner not in self._keys and not is_named:
+            return None
+        if is_named and not self.app.state.gate.knows(batch.owner):
             return None
         return Caller(self.app, key=self._keys.get(batch.owner, ""), owner=batch.owner)
 

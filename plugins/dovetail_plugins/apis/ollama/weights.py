@@ -15,7 +15,7 @@ from pathlib import PurePath
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.stores.gguf_names import label_of
+from dovetail.config.checkpoint.sources.gguf_names import label_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.headers import StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec, RunSpec, Selection

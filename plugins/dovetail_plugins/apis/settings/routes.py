@@ -49,7 +49,7 @@ async def show_settings(request: Request, server: ServerOf) -> Response:
 
 def may_show(frontend: FrontendConfig) -> bool:
     """Return whether every client that can reach the route may see the settings."""
-    has_guard = bool(frontend.api_key) or frontend.uds is not None
+    has_guard = frontend.has_keys or frontend.uds is not None
     return has_guard or frontend.enable_dev_endpoints or is_local_only(frontend)
 
 

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import ConfigError, RequestError
+from dovetail.observability.caller import VISIT
 from dovetail.server.http.addresses import ANY, DEFAULT_HOST, is_address, is_loopback
 from dovetail.server.http.local_only import APP_SCHEMES
 from dovetail.server.http.middleware import key_of
@@ -33,7 +34,7 @@ class Access:
             raise ConfigError("a key is empty.", where=ADMIN_FLAG, fix="leave it out, or name one.")
         self.is_on = allows(frontend, gateway)
         self.has_own_keys = bool(gateway.admin_api_key)
-        self._has_keys = self.has_own_keys or bool(frontend.api_key)
+        self._has_keys = self.has_own_keys or frontend.has_keys
         self._digests = [_digest(key) for key in gateway.admin_api_key]
         self._hosts = {*map(str.lower, frontend.allowed_hosts), socket.gethostname().lower()}
         self._origins = frozenset(frontend.allowed_origins) - {ANY}
@@ -47,6 +48,8 @@ class Access:
                 "start it with --manage-models.",
                 "models_not_managed",
             )
+        if not self.has_own_keys and (visit := VISIT.get()) is not None:
+            visit.check_admin()
         if self.has_own_keys and not self._has_key(headers):
             raise RequestError(
                 "a key of --admin-api-key is needed to manage models.",

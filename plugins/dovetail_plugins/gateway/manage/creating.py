@@ -10,8 +10,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.errors import RequestError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.response import MEDIA_TYPE, encoded, line
 from dovetail_plugins.created_models.names import full_name
 from dovetail_plugins.created_models.store import CREATED, Record

@@ -10,8 +10,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.errors import ConfigError, RequestError, model_not_found
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.created_models.store import CREATED
 from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.manage.bodies import ModelBody, read_body

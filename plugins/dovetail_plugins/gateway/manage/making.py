@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.config.checkpoint.stores.gguf_names import ENDING
-from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.config.checkpoint.sources.gguf_names import ENDING
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.created_models.blobs import PREFIX
 from dovetail_plugins.created_models.names import digits_of, file_name
 from dovetail_plugins.created_models.store import CREATED, Record

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.config.checkpoint.sources.gguf_names import grouped, named, projectors
 from dovetail.config.checkpoint.sources.hub import (
     Hub,
     Wanted,
@@ -26,8 +27,7 @@ from dovetail.config.checkpoint.sources.hub import (
     fetch_quant,
     needed_files,
 )
-from dovetail.config.checkpoint.stores.gguf_names import grouped, named, projectors
-from dovetail.config.checkpoint.stores.hub_cache import cache_folder, repo_folder
+from dovetail.config.checkpoint.sources.hub_cache import cache_folder, repo_folder
 from dovetail.errors import DovetailError
 from dovetail.processes.process import read_boot
 

@@ -10,8 +10,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.errors import ConfigError, EngineDead, RequestError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.response import encoded
 from dovetail_plugins.created_models.showing import facts_of
 from dovetail_plugins.created_models.store import CREATED

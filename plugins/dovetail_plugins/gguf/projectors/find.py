@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of, projector_rank
-from dovetail.config.checkpoint.stores.hub_cache import commit_of
+from dovetail.config.checkpoint.sources.gguf_names import grouped, label_of, projector_rank
+from dovetail.config.checkpoint.sources.hub_cache import commit_of
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.projectors.kinds import projectors
 from dovetail_plugins.gguf.projectors.projector import Pair, Projector

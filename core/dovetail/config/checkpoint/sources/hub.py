@@ -1,6 +1,6 @@
 """Fetching from the Hugging Face hub or ModelScope: only the files a model needs, of one commit.
 
-Cached models are found without a connection (`stores.hub_cache`); huggingface_hub is imported only
+Cached models are found without a connection (`hub_cache`); huggingface_hub is imported only
 to fetch. An interrupted download is resumed.
 """
 
@@ -15,9 +15,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dovetail.config.checkpoint.sources import modelscope
+from dovetail.config.checkpoint.sources.gguf_names import ENDING, grouped, named, projectors
+from dovetail.config.checkpoint.sources.hub_cache import cache_folder, snapshot
 from dovetail.config.checkpoint.sources.weights_check import NOT_WEIGHTS
-from dovetail.config.checkpoint.stores.gguf_names import ENDING, grouped, named, projectors
-from dovetail.config.checkpoint.stores.hub_cache import cache_folder, snapshot
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -19,15 +19,14 @@ from dovetail.config.checkpoint.sources.hub import (
     fetch,
     fetch_quant,
 )
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.checkpoint.sources.weights_check import (
     WHOLE_MODELS,
-    has_weights,
+    has_config,
     is_whole_model,
-    missing_files,
 )
-from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.checkpoint.stores.stored import HUB, StoredModel
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model_store import StoredModel, WantedModel
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,8 @@ def find_model(
         return path
     hub = hub or Hub()
     wanted = Wanted("--model", model, revision)
-    found = find_stored(wanted, hub, model_dirs, needs_weights=needs_weights)
+    stores = Stores.of(model_dirs, hub.cache, hub.is_modelscope)
+    found = stores.find(WantedModel(name=model, revision=revision, needs_weights=needs_weights))
     if found is not None:
         return _usable(found)
     repo, _, quant = model.partition(":")
@@ -95,39 +95,12 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def find_stored(
-    wanted: Wanted, hub: Hub, model_dirs: Sequence[str] = (), *, needs_weights: bool = True
-) -> StoredModel | None:
-    """Return the model of this name in a store of this machine, or None.
-
-    A revision belongs to the hub, so with one only the hub's cache is searched. Raises: ConfigError
-    if several models match
-    """
-    stores, name = Stores.of(model_dirs, hub.cache), wanted.name
-    if wanted.revision is None and (found := stores.in_folders(name)) is not None:
-        return found
-    if (path := _whole_cached(wanted, hub, needs_weights=needs_weights)) is not None:
-        return StoredModel(name=name, store=HUB, path=path, num_bytes=0)
-    found = stores.in_cache(name, wanted.revision)
-    return found or (stores.of_others(name) if wanted.revision is None else None)
-
-
-def _whole_cached(wanted: Wanted, hub: Hub, *, needs_weights: bool) -> Path | None:
-    """Return the cached folder of a hub model, None unless it has all files needed."""
-    folder = cached(wanted, hub) if _HUB_ID.fullmatch(wanted.name) else None
-    if folder is None:
-        return None
-    if not needs_weights:
-        return folder if _has_config(folder) else None
-    return folder if has_weights(folder) and not missing_files(folder) else None
-
-
 def find_config(name: str, *, hub: Hub | None = None) -> Path:
     """Return the folder of another config.json, local or from the hub. Raises: ConfigError"""
     folder = local_folder(name, flag="--hf-config-path")
     if folder is not None:
         return folder
-    return _cached_or_fetched(Wanted("--hf-config-path", name, None), hub or Hub(), _has_config)
+    return _cached_or_fetched(Wanted("--hf-config-path", name, None), hub or Hub(), has_config)
 
 
 def find_tokenizer(
@@ -211,12 +184,8 @@ def has_tokenizer(folder: Path) -> bool:
     return any(next(folder.glob(f"*{ending}"), None) for ending in WHOLE_MODELS)
 
 
-def _has_config(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "params.json"))
-
-
 def _demo() -> Path:
-    if not _has_config(DEMO_PATH):
+    if not has_config(DEMO_PATH):
         raise ConfigError(
             "this installation has no demo model.",
             where="--model",

@@ -1,8 +1,8 @@
 """Fetching from ModelScope: the list of a model's files, and each file, with resumed downloads.
 
-Files are saved in the folders of ModelScope's own tools (`stores.folders`), as NAME.part until
-complete. Only public models. Source: the HTTP API that ModelScope's client uses,
-/api/v1/models/ORG/MODEL/repo and .../repo/files.
+Files are saved in the folders of ModelScope's own tools (models/ORG/MODEL, a dot written as three
+underscores), as NAME.part until complete. Only public models. Source: ModelScope's client, and the
+HTTP API that it uses, /api/v1/models/ORG/MODEL/repo and .../repo/files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 
-from dovetail.config.checkpoint.stores.folders import modelscope_folder
 from dovetail.json_values import json_value
 
 DOMAIN = "www.modelscope.cn"
@@ -27,6 +26,7 @@ TIMEOUT_S = 20.0
 READ_BYTES = 1 << 20
 MAX_TRIES = 5
 PART = ".part"
+DOT = "___"
 
 
 class DownloadError(OSError):
@@ -42,9 +42,16 @@ class RepoFile:
     sha256: str
 
 
-def folder_of(name: str, revision: str | None, cache: str | None = None) -> Path:
-    """Return the folder to which a model is fetched."""
-    return modelscope_folder(name, revision, cache)
+def cache_folder(given: str | None = None) -> Path:
+    """Return ModelScope's cache folder: the given one, MODELSCOPE_CACHE, or the default."""
+    folder = given or os.environ.get("MODELSCOPE_CACHE")
+    return Path(folder or "~/.cache/modelscope/hub").expanduser()
+
+
+def folder_of(name: str, revision: str | None = None, cache: str | None = None) -> Path:
+    """Return a model's folder, which need not exist; each revision has its own."""
+    place = "models" if revision is None else f"revisions/{quote(revision, safe='')}"
+    return cache_folder(cache) / place / name.replace(".", DOT)
 
 
 def listed(name: str, revision: str | None) -> list[RepoFile]:

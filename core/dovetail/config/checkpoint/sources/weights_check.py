@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.config.checkpoint.stores.gguf_names import parts_of
+from dovetail.config.checkpoint.sources.gguf_names import parts_of
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
 
@@ -82,6 +82,18 @@ def _begins_like_one(path: Path) -> bool:
             return file.read(4) in _BEGINNINGS
     except OSError:
         return False
+
+
+def has_config(folder: Path) -> bool:
+    """Return whether a folder has the settings of a model."""
+    return any((folder / name).is_file() for name in ("config.json", "params.json"))
+
+
+def is_complete(folder: Path, *, needs_weights: bool = True) -> bool:
+    """Return whether a model can be loaded from a folder, or at least its settings."""
+    if not needs_weights:
+        return has_config(folder)
+    return has_weights(folder) and not missing_files(folder)
 
 
 def no_weights(path: str | Path) -> ConfigError:

@@ -18,7 +18,7 @@ import msgspec
 from dovetail import registry
 from dovetail.config.checkpoint.code_files import MissingCode, read_code
 from dovetail.config.checkpoint.sources.hub import Hub, Wanted, check_online, fetch
-from dovetail.config.checkpoint.stores.hub_cache import commit_of, is_commit
+from dovetail.config.checkpoint.sources.hub_cache import commit_of, is_commit
 from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.model_impl import wanted_impl
 from dovetail.config.rules.model.transformers_models import known_classes

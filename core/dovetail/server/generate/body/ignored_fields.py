@@ -17,6 +17,7 @@ from starlette.responses import Response
 from dovetail.engine.client.requests.claims import XARGS
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
+from dovetail.observability.caller import enter_user
 from dovetail.server.generate.body.fields import SamplingFields
 from dovetail.server.generate.body.foreign_fields import fault_of, is_hint, is_silent
 
@@ -31,9 +32,13 @@ logger = logging.getLogger("dovetail.server")
 class FieldReporter:
     """Remembers for which names a warning was logged, up to a limit."""
 
-    def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
-        """`claimed` are the fields that plugins of the engine read."""
+    def __init__(
+        self, *, is_strict: bool, claimed: frozenset[str] = frozenset(), names_users: bool = False
+    ) -> None:
+        """`claimed` are the fields that plugins of the engine read. With `names_users` each
+        request's owner becomes the user whom its body names."""
         self._is_strict = is_strict
+        self._names_users = names_users
         self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
 
@@ -45,6 +50,8 @@ class FieldReporter:
         If the model gives no answer (`is_answered` false), no field can change it. Raises:
         RequestError for refused fields, and for unknown ones when strict.
         """
+        if self._names_users and (user := _user_of(body)):
+            enter_user(user)
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
         extra, is_drawn = body.model_extra or {}, isinstance(body, SamplingFields)
@@ -81,6 +88,14 @@ class FieldReporter:
             self._warned.add(name)
             logger.warning("unknown request field %s is ignored", name)
         metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def _user_of(body: BaseModel) -> str:
+    """Return the user whom a body names in OpenAI's or Anthropic's fields, or ""."""
+    metadata = getattr(body, "metadata", None)
+    inner = metadata.get("user_id") if isinstance(metadata, dict) else None
+    names = (getattr(body, "safety_identifier", None), getattr(body, "user", None), inner)
+    return next((name for name in names if name and isinstance(name, str)), "")
 
 
 def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:

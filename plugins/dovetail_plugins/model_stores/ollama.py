@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
+from dovetail.interfaces.model_store import ModelStore, StoredModel, StorePlaces, WantedModel
+from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
@@ -21,11 +22,30 @@ _SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
 MAX_MANIFEST_BYTES = 1 << 20
 
 
-def store_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+class Ollama(ModelStore):
+    """Models that Ollama has fetched or made."""
+
+    info = Info(summary="models of Ollama", source="manifests of https://github.com/ollama/ollama")
+    title = "Ollama"
+    removal = "`ollama rm {name}` does."
+    auto_rank = 50
+
+    def __init__(self, options: Any, places: StorePlaces) -> None:
+        self._folder = store_folder()
+
+    def models(self) -> Iterator[StoredModel]:
+        return iter(()) if self._folder is None else models(self._folder)
+
+    def find(self, wanted: WantedModel) -> StoredModel | None:
+        if self._folder is None or wanted.revision is not None:
+            return None
+        return find(self._folder, wanted.name)
+
+
+def store_folder() -> Path | None:
     """Return the store's folder: OLLAMA_MODELS, or the usual ones; None if there is none."""
-    environ = os.environ if environ is None else environ
-    variable = environ.get("OLLAMA_MODELS")
-    home = Path(environ.get("HOME") or "~").expanduser()
+    variable = os.environ.get("OLLAMA_MODELS")
+    home = Path(os.environ.get("HOME") or "~").expanduser()
     places = [Path(variable)] if variable else [home / ".ollama" / "models", _SYSTEM_FOLDER]
     return next((folder for folder in places if (folder / "manifests").is_dir()), None)
 
@@ -69,7 +89,7 @@ def _stored(store: Path, manifest: Path, name: str) -> StoredModel | None:
     config = _read(_blob(store, content.get("config") or {}))
     return StoredModel(
         name=name,
-        store=OLLAMA,
+        store=Ollama.title,
         path=blob,
         num_bytes=blob.stat().st_size if blob.is_file() else 0,
         label=str(config.get("file_type") or ""),

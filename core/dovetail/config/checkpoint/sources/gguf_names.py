@@ -82,11 +82,6 @@ def models_below(folder: Path) -> list[GgufFiles]:
     return grouped(found)
 
 
-def bytes_of(folder: Path, model: GgufFiles) -> int:
-    """Return the size of a model's files."""
-    return sum((folder / file).stat().st_size for file in model.files)
-
-
 def named(models: Iterable[GgufFiles], quant: str) -> list[GgufFiles]:
     """Return the models with this quantization or file name, ignoring case."""
     wanted = quant.casefold().removesuffix(ENDING)

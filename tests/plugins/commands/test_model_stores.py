@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.config.checkpoint.sources.gguf_names import grouped, label_of
 from dovetail.config.checkpoint.sources.hub import Hub, needed_files
 from dovetail.config.checkpoint.sources.model_path import find_model
-from dovetail.config.checkpoint.stores import folders, hub_cache, ollama
-from dovetail.config.checkpoint.stores.find import Stores
-from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of
+from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model_store import WantedModel
+from dovetail_plugins.model_stores import lm_studio, ollama
 from support.model_stores import GGUF, add_to_ollama, write_cached
 
 WHOLE = {"config.json": b"{}", "model.safetensors": b"w" * 10, "tokenizer.json": b"{}"}
@@ -68,7 +69,7 @@ def test_the_hubs_cache(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}})
     unfinished = {**WHOLE, "model.safetensors.index.json": index.encode()}
     write_cached(cache, "org/unfinished", unfinished)
-    found = {model.name: model for model in hub_cache.models(cache)}
+    found = {model.name: model for model in Stores.of((), str(cache)).all_models()}
     assert set(found) == {"org/whole", "org/unfinished", "org/quants:Q4_K_M", "org/quants:Q8_0"}
     assert (found["org/whole"].path, found["org/whole"].num_bytes) == (whole, 10)
     assert found["org/quants:Q8_0"].num_bytes == len(GGUF) + 2
@@ -98,7 +99,7 @@ def test_two_files_of_one_quantization_are_told_apart(tmp_path: Path) -> None:
     cache = tmp_path / "hub"
     files = {"a-Q4_0.gguf": GGUF, "b-Q4_0.gguf": GGUF + b"b"}
     snapshot = write_cached(cache, "org/two", files)
-    names = [model.name for model in hub_cache.models(cache)]
+    names = [model.name for model in Stores.of((), str(cache)).all_models()]
     assert names == ["org/two:a-Q4_0", "org/two:b-Q4_0"]
     assert find_model(names[1], hub=Hub(cache=str(cache))) == snapshot / "b-Q4_0.gguf"
     with pytest.raises(ConfigError, match="may be one of a-Q4_0, b-Q4_0"):
@@ -146,7 +147,7 @@ def test_lm_studios_folders(tmp_path: Path, home: Path) -> None:
     names = [model.name for model in Stores.of().all_models()]
     assert names == ["publisher/model-GGUF:Q4_K_M", "publisher/model-GGUF:Q8_0"]
     assert find_model(names[0]) == folder / "m-Q4_K_M.gguf"
-    assert folders.lm_studio_folders()[1] == home / ".lmstudio" / "models"
+    assert lm_studio.folders()[1] == home / ".lmstudio" / "models"
 
 
 def test_folders_of_model_dir(tmp_path: Path) -> None:
@@ -155,11 +156,12 @@ def test_folders_of_model_dir(tmp_path: Path) -> None:
     for name, content in WHOLE.items():
         (root / "inner" / "whole" / name).write_bytes(content)
     (root / "one-Q4_0.gguf").write_bytes(GGUF)
-    found = {model.name: model for model in folders.models(root)}
+    found = {model.name: model for model in Stores.of([str(root)]).all_models()}
     assert set(found) == {"inner/whole", "one-Q4_0.gguf"}
     for name, model in found.items():
         assert find_model(name, model_dirs=[str(root)]) == model.path
-    assert folders.find(root, "../models/inner/whole") is None
+    wanted = WantedModel(name="../models/inner/whole")
+    assert Stores.of([str(root)]).find(wanted) is None
 
 
 def test_the_first_store_of_a_name_counts(tmp_path: Path) -> None:

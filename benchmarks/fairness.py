@@ -1,0 +1,147 @@
+"""One owner's crowd and another's single requests: what the policy `fair` changes.
+
+A has --crowd long requests open all the time, B sends a short request each second. Printed are B's
+times to the first token (median and 99th percentile) alone, under fcfs and under fair, and the
+throughput of the server in tokens per second and per second of processor time. The servers run one
+after another, in --rounds rounds. Uses the bundled demo model. Run with
+PYTHONPATH=core:plugins:kernels from the repository root: python benchmarks/fairness.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import httpx
+from foundation import serving
+from loads import percentile
+
+OWNER = "x-owner"
+FLAGS = ("--owner-header", OWNER, "--max-num-queued-reqs", "4096")
+SHORT = {"prompt_tokens": 24, "max_tokens": 8}
+LONG = {"prompt_tokens": 128, "max_tokens": 300}
+WARM_S = 3.0
+PERIOD_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """What one server did: B's seconds to the first token, and all tokens in the window."""
+
+    first_s: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    wall_s: float = 0.0
+    processor_s: float = 0.0
+
+
+async def ask(
+    client: httpx.AsyncClient, owner: str, random: Random, phase: Phase, size: dict[str, int]
+) -> float:
+    """Send one streamed request; return the seconds to its first token. Mutates: phase"""
+    body = {
+        "prompt": [random.randrange(1000) for _ in range(size["prompt_tokens"])],
+        "max_tokens": size["max_tokens"], "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    start_s, first_s = time.perf_counter(), float("inf")
+    headers = {OWNER: owner}
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        if answer.status_code != 200:
+            raise SystemExit(f"status {answer.status_code}: {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
+                first_s = min(first_s, time.perf_counter() - start_s)
+                phase.num_tokens += 1
+    return first_s
+
+
+async def crowd(client: httpx.AsyncClient, count: int, phase: Phase) -> None:
+    """Have so many long requests of A open until cancelled. Mutates: phase"""
+
+    async def again(number: int) -> None:
+        random = Random(number)
+        while True:
+            await ask(client, "A", random, phase, LONG)
+
+    await asyncio.gather(*map(again, range(count)))
+
+
+async def measured(url: str, process: object, count: int, seconds: float) -> Phase:
+    """Return what a server does with A's crowd (0: without) and B's requests."""
+    phase, random = Phase(), Random(7)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+        others = asyncio.ensure_future(crowd(client, count, phase))
+        await asyncio.sleep(WARM_S)
+        phase.num_tokens, start_s, used_s = 0, time.perf_counter(), processor_s(process)
+        asked = []
+        while time.perf_counter() - start_s < seconds:
+            asked.append(asyncio.ensure_future(ask(client, "B", random, phase, SHORT)))
+            await asyncio.sleep(PERIOD_S)
+        phase.wall_s = time.perf_counter() - start_s
+        phase.processor_s = processor_s(process) - used_s
+        num_tokens = phase.num_tokens
+        waited = time.perf_counter()
+        done, open_ = await asyncio.wait(asked, timeout=seconds)
+        late_s = time.perf_counter() - waited
+        phase.first_s = [one.result() for one in done] + [seconds + late_s for _ in open_]
+        phase.num_tokens = num_tokens
+        for task in (*open_, others):
+            task.cancel()
+        await asyncio.gather(*open_, others, return_exceptions=True)
+    return phase
+
+
+def processor_s(process: object) -> float:
+    """Return the processor time of a server's processes so far."""
+    family = [process, *process.children(recursive=True)]  # type: ignore[attr-defined]
+    return sum(sum(one.cpu_times()[:2]) for one in family)
+
+
+def phase_of(policy: str, count: int, options: argparse.Namespace) -> Phase:
+    """Return what a fresh server under a policy does."""
+    rows = ["--max-num-seqs", str(options.rows), "--scheduling-policy", policy]
+    with ExitStack() as stack:
+        log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
+        url, _, process = stack.enter_context(serving([*FLAGS, *rows], log))
+        return asyncio.run(measured(url, process, count, options.seconds))
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--crowd", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=1)
+    options = parser.parse_args()
+    cases = {"alone": ("fcfs", 0), "fcfs": ("fcfs", options.crowd), "fair": ("fair", options.crowd)}
+    phases: dict[str, list[Phase]] = {name: [] for name in cases}
+    for _ in range(options.rounds):
+        for name, (policy, count) in cases.items():
+            phases[name].append(phase_of(policy, count, options))
+    print(f"{'':8}{'B p50 ms':>12}{'B p99 ms':>12}{'tokens/s':>12}{'tokens/cpu s':>14}")
+    for name, found in phases.items():
+        first = [s * 1000 for phase in found for s in phase.first_s]
+        rate, work = rates(found)
+        columns = f"{statistics.median(first):12.1f}{percentile(first, 0.99):12.1f}"
+        print(f"{name:8}{columns}{rate:12.1f}{work:14.1f}")
+    (fair, fair_work), (fcfs, fcfs_work) = rates(phases["fair"]), rates(phases["fcfs"])
+    print(f"throughput fair / fcfs: {fair / fcfs:.3f}, per cpu second {fair_work / fcfs_work:.3f}")
+
+
+def rates(found: list[Phase]) -> tuple[float, float]:
+    """Return the medians of tokens per second and per second of processor time."""
+    rate = statistics.median(phase.num_tokens / phase.wall_s for phase in found)
+    return rate, statistics.median(phase.num_tokens / phase.processor_s for phase in found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Accounts: what each owner used, by model and day."""

@@ -1,0 +1,1 @@
+"""Gates: who sends a request, what they may do, and how much."""

@@ -1,0 +1,1 @@
+"""Model stores: models on this machine by name."""
