@@ -1,4 +1,5 @@
-"""Deleting a model from the Hugging Face cache. Models elsewhere belong to somebody else."""
+"""Deleting a model from the Hugging Face cache or Ollama's store, into which dovetail pulls. Models
+elsewhere belong to somebody else."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from dovetail.config.checkpoint.stores.stored import (
     HUB,
     LM_STUDIO,
     MODELSCOPE,
+    OLLAMA,
     StoredModel,
 )
 from dovetail.errors import ConfigError
+from dovetail_plugins.ollama_registry.removal import RegistryRemoval, registry_removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,13 @@ class Removal:
             blob.unlink()
 
 
-def removal_of(stores: Stores, name: str, where: str) -> Removal:
+def removal_of(stores: Stores, name: str, where: str) -> Removal | RegistryRemoval:
     """Return what to delete with a model. `where` names the command. Raises: ConfigError for a
     model that is not here, or in another store"""
     repo, _, quant = name.partition(":")
     found = [model for model in stores.all_models() if model.name == name]
+    if found and found[0].store == OLLAMA:
+        return registry_removal(name, where)
     if found and found[0].store != HUB:
         raise not_ours(found[0], where)
     folder = repo_folder(stores.cache, repo)
@@ -66,10 +71,11 @@ def not_ours(model: StoredModel, where: str) -> ConfigError:
         FOLDER: f"delete it yourself: {model.path}",
         MODELSCOPE: f"delete it yourself, or with ModelScope's tools: {model.path}",
         LM_STUDIO: "delete it in LM Studio, or with its `lms` command.",
-    }.get(model.store, f"`ollama rm {model.name}` does.")
+    }[model.store]
     whose = "a folder of your own" if model.store == FOLDER else f"{model.store}'s store"
     return ConfigError(
-        f"{model.name} is in {whose}; dovetail deletes only from the Hugging Face cache.",
+        f"{model.name} is in {whose}; dovetail deletes only from the Hugging Face cache and "
+        "Ollama's store.",
         where=where,
         fix=fix,
     )

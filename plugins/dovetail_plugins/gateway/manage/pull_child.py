@@ -1,4 +1,5 @@
-"""The process that fetches a model, and writes its progress as lines of JSON into a pipe.
+"""The process that fetches a model of the hub, or of Ollama's registry, and writes its progress as
+lines of JSON into a pipe.
 
 The lines are Ollama's: {"status": ...}, with "digest", "total" and "completed" for files, and at
 last {"status": "success"} or {"error": ...}. Only this process imports the hub's client.
@@ -30,6 +31,9 @@ from dovetail.config.checkpoint.stores.gguf_names import grouped, named, project
 from dovetail.config.checkpoint.stores.hub_cache import cache_folder, repo_folder
 from dovetail.errors import DovetailError
 from dovetail.processes.process import read_boot
+from dovetail_plugins.ollama_registry.blob import Blob
+from dovetail_plugins.ollama_registry.fetching import fetch_model
+from dovetail_plugins.ollama_registry.names import RegistryName, registry_name
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERIOD_S = 0.1
@@ -70,9 +74,16 @@ def main() -> int:
     out = Lines(boot.pipe)
     hub = Hub(cache=boot.cache, token=boot.token, is_modelscope=boot.is_modelscope)
     wanted = Wanted("model", boot.name, None)
+    name = registry_name(boot.name)
     try:
-        with _full_disk_named():
-            _pull(wanted, boot.quant, hub, out)
+        check_allowed(wanted)
+        out.write(status="pulling manifest")
+        if name is None:
+            with _full_disk_named("--download-dir names another place."):
+                _pull(wanted, boot.quant, hub, out)
+        else:
+            with _full_disk_named("OLLAMA_MODELS names another place."):
+                _pull_of_registry(name, out)
     except (DovetailError, OSError) as error:
         text = error.advice if isinstance(error, DovetailError) else str(error)
         out.write(error=hub.masked(text))
@@ -102,9 +113,7 @@ class Lines:
 
 
 def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
-    """Fetch a model. Raises: ConfigError, OSError"""
-    check_allowed(wanted)
-    out.write(status="pulling manifest")
+    """Fetch a model of the hub. Raises: ConfigError, OSError"""
     if not hub.is_modelscope:
         with client_errors(wanted, hub):
             commit, files = _remote_files(wanted, hub)
@@ -121,6 +130,16 @@ def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
         fetch_quant(wanted, quant, hub)
     else:
         fetch(wanted, hub)
+
+
+def _pull_of_registry(name: RegistryName, out: Lines) -> None:
+    """Fetch a model of Ollama's registry. Raises: ConfigError, OSError"""
+
+    def tell(blob: Blob, completed: int) -> None:
+        digits = blob.digest.removeprefix("sha256:")
+        out.progress(Remote(name="", size=blob.size, sha256=digits, blob_id=""), completed)
+
+    fetch_model(name, tell=tell, say=lambda status: out.write(status=status))
 
 
 def _remote_files(wanted: Wanted, hub: Hub) -> tuple[str, list[Remote]]:
@@ -165,7 +184,7 @@ def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) ->
 
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     out.progress(file, 0)
-    with client_errors(wanted, hub), _full_disk_named():
+    with client_errors(wanted, hub), _full_disk_named("--download-dir names another place."):
         path = hf_hub_download(
             wanted.name,
             file.name,
@@ -222,14 +241,14 @@ class _DiskFull(DovetailError):
 
 
 @contextmanager
-def _full_disk_named() -> Iterator[None]:
-    """Turn a full disk into an error that says so. Raises: _DiskFull"""
+def _full_disk_named(fix: str) -> Iterator[None]:
+    """Turn a full disk into an error that says so, and `fix`. Raises: _DiskFull"""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise _DiskFull(
-                f"the disk of the cache is full ({error}).",
-                fix="`dovetail rm` deletes models; --download-dir names another place.",
+                f"the disk of the models is full ({error}).",
+                fix=f"`dovetail rm` deletes models; {fix}",
             ) from error
         raise
