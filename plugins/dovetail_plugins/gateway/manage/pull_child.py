@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from dovetail.config.checkpoint.stores.gguf_names import grouped, named, project
 from dovetail.config.checkpoint.stores.hub_cache import cache_folder, repo_folder
 from dovetail.errors import DovetailError
 from dovetail.processes.process import read_boot
+from dovetail_plugins.gateway.manage.lines import Lines
 from dovetail_plugins.ollama_registry.blob import Blob
 from dovetail_plugins.ollama_registry.fetching import fetch_model
 from dovetail_plugins.ollama_registry.names import RegistryName, registry_name
@@ -71,7 +71,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     """Fetch as the boot message says; return the exit status."""
     boot = read_boot(Boot)
-    out = Lines(boot.pipe)
+    out = PullLines(boot.pipe)
     hub = Hub(cache=boot.cache, token=boot.token, is_modelscope=boot.is_modelscope)
     wanted = Wanted("model", boot.name, None)
     name = registry_name(boot.name)
@@ -92,15 +92,8 @@ def main() -> int:
     return 0
 
 
-class Lines:
-    """Writes lines of JSON into a pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self._file = os.fdopen(pipe, "wb", buffering=0)
-
-    def write(self, **fields: Any) -> None:
-        """Write one line."""
-        self._file.write(msgspec.json.encode(fields) + b"\n")
+class PullLines(Lines):
+    """Lines of a download."""
 
     def progress(self, file: Remote, completed: int) -> None:
         """Write how much of a file has arrived."""
@@ -112,7 +105,7 @@ class Lines:
         )
 
 
-def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
+def _pull(wanted: Wanted, quant: str, hub: Hub, out: PullLines) -> None:
     """Fetch a model of the hub. Raises: ConfigError, OSError"""
     if not hub.is_modelscope:
         with client_errors(wanted, hub):
@@ -132,7 +125,7 @@ def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
         fetch(wanted, hub)
 
 
-def _pull_of_registry(name: RegistryName, out: Lines) -> None:
+def _pull_of_registry(name: RegistryName, out: PullLines) -> None:
     """Fetch a model of Ollama's registry. Raises: ConfigError, OSError"""
 
     def tell(blob: Blob, completed: int) -> None:
@@ -173,7 +166,7 @@ def _needed(files: Sequence[Remote], quant: str) -> list[Remote]:
     return [file for file in files if file.name in wanted]
 
 
-def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) -> Path | None:
+def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: PullLines) -> Path | None:
     """Return a file's path once it is here, with its progress told; None if it was. Raises:
     ConfigError, OSError"""
     place = repo_folder(cache_folder(hub.cache), wanted.name) / "snapshots" / commit / file.name
@@ -197,7 +190,7 @@ def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) ->
     return Path(path)
 
 
-def _bar_of(file: Remote, out: Lines) -> Any:
+def _bar_of(file: Remote, out: PullLines) -> Any:
     """Return a progress bar that writes lines instead."""
     from tqdm.std import tqdm
 

@@ -20,8 +20,8 @@ from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.apis.ollama.response import MEDIA_TYPE, encoded, line
 from dovetail_plugins.gateway.catalogue import HUB_PREFIXES
 from dovetail_plugins.gateway.manage.bodies import PullBody, read_body
+from dovetail_plugins.gateway.manage.lines import Line
 from dovetail_plugins.gateway.manage.management import Management, management_of
-from dovetail_plugins.gateway.manage.pulls import Line
 from dovetail_plugins.ollama_registry.names import HOSTS, registry_name
 
 
@@ -32,7 +32,14 @@ async def pull_model(request: Request) -> Response:
     name, quant = pulled_name(body.named)
     management.catalogue  # noqa: B018 (raises)
     lines = _lines(management, name, quant)
-    if body.stream is not False:
+    return await lines_response(request, lines, is_stream=body.stream is not False)
+
+
+async def lines_response(
+    request: Request, lines: AsyncIterator[Line], *, is_stream: bool
+) -> Response:
+    """Return lines of progress as they come, or only the last one. Raises: ClientDisconnected"""
+    if is_stream:
         return StreamingResponse((line(encoded(one)) async for one in lines), media_type=MEDIA_TYPE)
     last = await _last_of(request, lines)
     return JSONResponse(last, status_code=500 if "error" in last else 200)

@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.errors import RequestError
 from dovetail.processes.process import Child
-from dovetail_plugins.gateway.manage import pulls as pulls_module
+from dovetail_plugins.gateway.manage import lines as lines_module
 from dovetail_plugins.gateway.manage.pulling import pulled_name
 from support.any_models import any_rig, demo_files, digest_of, own_stores
 from support.fake_hub import LocalHub, Repo
@@ -196,13 +196,13 @@ NAMES = ("org/model", "hf.co/org/model:latest")
 def noted_children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
     """Return a list to which the process of every later download is added."""
     children: list[Child] = []
-    usual = pulls_module.spawn
+    usual = lines_module.spawn
 
     def spawn(*words: Any, **more: Any) -> Child:
         children.append(usual(*words, **more))
         return children[-1]
 
-    monkeypatch.setattr(pulls_module, "spawn", spawn)
+    monkeypatch.setattr(lines_module, "spawn", spawn)
     return children
 
 
