@@ -69,7 +69,9 @@ def _record(catalogue: Catalogue, file: Path) -> Record:
     for place in described.adapters:
         path = folder / Path(place).expanduser()
         if not path.exists():
-            raise ConfigError(f"there is no {path}.", where=f"{file}, ADAPTER")
+            raise ConfigError(
+                f"{path} does not exist.", where=f"{file}, ADAPTER", fix="check the path."
+            )
         adapters |= _copied(blobs, path, f"adapter{len(adapters)}.gguf")
     return record_from(catalogue, replace(described, adapters=()), files, adapters)
 
