@@ -61,7 +61,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "/api/pull": f"{BY_NAME}. From the hub, and from Ollama's registry into Ollama's store",
         "/api/delete": f"{BY_NAME}. Of created models, the hub's cache and Ollama's store",
         "/api/copy": BY_NAME,
-        "/api/create": f"{BY_NAME}. `quantize` takes the types of `dovetail quantize --method gguf-...`",
+        "/api/create": f"{BY_NAME}. Quantizes to the types of GGUF that `dovetail quantize` writes",
         "/api/push": "refused: models are published with the hub's own tools",
         "/api/blobs/:digest": BY_NAME,
         "/v1/models/{model}": "the same",

@@ -144,7 +144,7 @@ def test_what_is_refused(place: Place) -> None:
     client = place.client
     for call, said in (
         (lambda: client.push("x"), "does not send models"),
-        (lambda: client.pull("llama 3.2"), "is no name of the hub or of Ollama's registry"),
+        (lambda: client.pull("llama 3.2"), "is not a name of the hub or of Ollama's registry"),
         (lambda: client.pull("org/gated"), "gated"),
         (lambda: client.pull("org/nothing"), "did not give it"),
         (lambda: client.create("x", from_="/etc/passwd"), "not a model of this machine"),

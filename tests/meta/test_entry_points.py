@@ -51,6 +51,7 @@ SHARED = set(
         "created_models",
         "media_processors",
         "modelfile",
+        "ollama_registry",
         "quantize",
         "published",
         "ranks",

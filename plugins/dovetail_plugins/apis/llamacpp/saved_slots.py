@@ -66,7 +66,7 @@ async def change_slot(
     action: str = "",
     body: SlotRequest | None = None,
 ) -> Response:
-    """Save the last prompt of a slot to a file, or restore it. Raises: RequestError"""
+    """Save the last prompt of a slot to a file, or restore it."""
     num_slots = server.engine.spec.total_rows
     if not 0 <= id_slot < num_slots:
         raise RequestError(f"must be 0 to {num_slots - 1}.", where="id_slot")

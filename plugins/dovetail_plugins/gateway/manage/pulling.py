@@ -67,7 +67,7 @@ def pulled_name(name: str) -> tuple[str, str]:
     repo, _, quant = bare.removesuffix(LATEST).partition(":")
     if "/" not in repo or not is_hub_id(repo) or "/" in quant:
         raise RequestError(
-            f"{name[:256]!r} is no name of the hub or of Ollama's registry.",
+            f"{name[:256]!r} is not a name of the hub or of Ollama's registry.",
             where="model",
             fix="a name of the hub is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file; one of "
             f"Ollama's registry is MODEL:TAG, or {HOSTS[0]}USER/MODEL:TAG.",

@@ -35,12 +35,12 @@ def main() -> int:
     status = STATUS.format(boot.type)
     out.write(status=status)
 
-    told = 0
+    last = 0
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
-        if done > told:
-            told = done
+        nonlocal last
+        if done > last:
+            last = done
             out.write(status=status, digest=boot.type, completed=done, total=total)
 
     try:
