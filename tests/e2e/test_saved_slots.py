@@ -20,8 +20,10 @@ ASKED = {"prompt": PROMPT, "n_predict": 20, "temperature": 0, "ignore_eos": True
 
 
 @contextmanager
-def serving(folder: Path | None, *flags: str) -> Iterator[httpx.Client]:
-    extra = {"kv_connector": "shared_storage", "kv_role": "kv_both"}
+def serving(
+    folder: Path | None, *flags: str, connector: str = "shared_storage"
+) -> Iterator[httpx.Client]:
+    extra = {"kv_connector": connector, "kv_role": "kv_both"}
     if folder is not None:
         config = json.dumps({**extra, "kv_connector_extra_config": {"folder": str(folder)}})
         flags = ("--kv-transfer-config", config, *flags)
@@ -57,13 +59,14 @@ def refused(answer: httpx.Response, status: int, words: str) -> None:
 def wait_for_files(folder: Path, num: int) -> None:
     """Return once so many blocks are written."""
     deadline_s = time.monotonic() + 30
-    while len(list(folder.glob("*/??/*.0"))) < num:
+    while len(list(folder.rglob("??/*.0"))) < num:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
 
 
-def test_a_saved_prompt_is_restored_by_the_next_server(tmp_path: Path) -> None:
-    with serving(tmp_path) as client:
+@pytest.mark.parametrize("connector", ["shared_storage", "offloading"])
+def test_a_saved_prompt_is_restored_by_the_next_server(tmp_path: Path, connector: str) -> None:
+    with serving(tmp_path, connector=connector) as client:
         first = completed(client, id_slot=2, return_tokens=True)
         assert first["id_slot"] == 2
         saved = done(client, 2, "save")
@@ -71,7 +74,7 @@ def test_a_saved_prompt_is_restored_by_the_next_server(tmp_path: Path) -> None:
         assert (tmp_path / "slots/chat.bin").stat().st_size == saved["n_written"]
         refused(change(client, 0, "save"), 400, "slot 0 has no prompt")
         wait_for_files(tmp_path, len(PROMPT) // 16)
-    with serving(tmp_path) as client:
+    with serving(tmp_path, connector=connector) as client:
         restored = done(client, 1, "restore")
         assert (restored["id_slot"], restored["n_restored"]) == (1, saved["n_saved"])
         assert (restored["filename"], restored["n_read"]) == ("chat.bin", saved["n_written"])
@@ -85,7 +88,7 @@ def test_a_saved_prompt_is_restored_by_the_next_server(tmp_path: Path) -> None:
         refused(change(client, 0, "restore", "none.bin"), 400, "none.bin cannot be read")
         (tmp_path / "slots/torn.bin").write_bytes(b'{"identity":')
         refused(change(client, 0, "restore", "torn.bin"), 400, "torn.bin is not a saved prompt")
-    with serving(tmp_path, "--dtype", "float32") as client:
+    with serving(tmp_path, "--dtype", "float32", connector=connector) as client:
         refused(change(client, 0, "restore"), 400, "another model or other flags")
 
 
