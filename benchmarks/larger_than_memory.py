@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import itertools
 import json
 import mmap
 import os
@@ -292,71 +291,11 @@ def _half_life(steps: float) -> Callable[[], None]:
     return change
 
 
-def _asked_for() -> None:
-    """Ask the system for chosen experts and the next block, and leave to it what stays."""
-    import ctypes
-
-    from dovetail_plugins.packed_weights import from_disk, residency
-
-    libc, piece = ctypes.CDLL(None), 1 << 20
-
-    def ask_for(self: Any, place: Any) -> None:
-        for start in range(0, place.num_bytes, piece):
-            size = min(piece, place.num_bytes - start)
-            libc.madvise(ctypes.c_void_p(place.address + start), ctypes.c_size_t(size), 3)
-
-    def begin(self: Any, unit: Any) -> None:
-        for place in unit.places:
-            ask_for(self, place)
-
-    residency.Residency.read = ask_for  # type: ignore[method-assign]
-    from_disk.FromDisk._begin = begin  # type: ignore[method-assign]
-    from_disk.FromDisk._has_room = lambda *_: True  # type: ignore[method-assign]
-
-
-def _next_router() -> None:
-    """Read what the next layer's router picks for this layer's states, while this layer computes.
-    Its picks may go once they were not chosen."""
-    from dovetail_plugins.layers.moe import MoE
-    from dovetail_plugins.packed_weights import from_disk
-
-    attach, choose = from_disk.FromDisk.attach, from_disk.FromDisk._choose
-    following: dict[Any, Any] = {}
-    guessed: list[Any] = []
-
-    def attach_routers(self: Any, model: Any) -> None:
-        attach(self, model)
-        routers = [one for one in model.modules() if isinstance(one, MoE)]
-        for router, after in itertools.pairwise(routers):
-            following[router.experts] = after
-
-    def choose_and_guess(self: Any, module: Any, args: tuple[Any, ...]) -> None:
-        choose(self, module, args)
-        for unit in guessed:
-            self._wait(unit)
-            self._may_go[unit.number] = unit.is_resident
-        guessed.clear()
-        router = following.get(module)
-        if router is None or len(args[0]) > 4:
-            return
-        units = self._experts[router.experts]
-        for number in set(router.picked(args[0])[1].flatten().tolist()):
-            unit = units[number]
-            if not unit.is_resident and self._has_room(unit.num_bytes):
-                self._begin(unit)
-                guessed.append(unit)
-
-    from_disk.FromDisk.attach = attach_routers  # type: ignore[method-assign]
-    from_disk.FromDisk._choose = choose_and_guess  # type: ignore[method-assign]
-
-
 VARIANTS: dict[str, tuple[str, Callable[[], None]]] = {
     "plain": ("mapping alone", _plain),
-    "asked": ("mapping, asked for ahead", _asked_for),
     "lru": ("resident, last used stay", _half_life(0.02)),
     "as_is": ("resident, as it is", _nothing),
     "lfu": ("resident, counts never fade", _half_life(1e6)),
-    "ahead": ("resident, next router's picks read", _next_router),
     "whole": ("no limit", _nothing),
 }
 

@@ -1,4 +1,5 @@
-"""Deleting a model from the Hugging Face cache. Models elsewhere belong to somebody else."""
+"""Deleting a model from the Hugging Face cache or Ollama's store, into which dovetail pulls. Models
+elsewhere belong to somebody else."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.model_stores.hub_cache import HubCache
+from dovetail_plugins.model_stores.ollama import Ollama
+from dovetail_plugins.ollama_registry.removal import RegistryRemoval, registry_removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,15 @@ class Removal:
             blob.unlink()
 
 
-def removal_of(stores: Stores, name: str, where: str) -> Removal:
+def removal_of(stores: Stores, name: str, where: str) -> Removal | RegistryRemoval:
     """Return what to delete with a model. `where` names the command. Raises: ConfigError for a
     model that is not here, or in another store"""
     repo, _, quant = name.partition(":")
     found = [model for model in stores.all_models() if model.name == name]
+    if found and found[0].store == Ollama.title:
+        return registry_removal(name, where)
     if found and found[0].store != HubCache.title:
-        raise _not_ours(stores, found[0], where)
+        raise not_ours(stores, found[0], where)
     folder = repo_folder(cache_folder(stores.places.download_dir), repo)
     files = () if ".." in folder.parts or "\0" in name else _files(folder, name, quant, where)
     if not files:
@@ -55,12 +60,13 @@ def removal_of(stores: Stores, name: str, where: str) -> Removal:
     return Removal(folder, files, is_whole=not quant)
 
 
-def _not_ours(stores: Stores, model: StoredModel, where: str) -> ConfigError:
+def not_ours(stores: Stores, model: StoredModel, where: str) -> ConfigError:
     """Return the error for a model of another store, with what deletes it there."""
     store = stores.titled(model.store)
     fix = store.removal if store is not None else "delete it yourself: {path}"
     return ConfigError(
-        f"{model.name} is in {model.store}; dovetail deletes only from the Hugging Face cache.",
+        f"{model.name} is in {model.store}; dovetail deletes only from the Hugging Face cache and "
+        "Ollama's store.",
         where=where,
         fix=fix.format(name=model.name, path=model.path),
     )

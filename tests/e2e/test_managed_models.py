@@ -12,6 +12,7 @@ import pytest
 
 from support.any_models import demo_files, demo_gguf, digest_of
 from support.fake_hub import LocalHub, Repo
+from support.fake_registry import FakeRegistry
 from support.server_process import ServerProcess
 
 ollama = pytest.importorskip("ollama")
@@ -27,13 +28,17 @@ class Place:
 
     client: Any
     hub: LocalHub
+    registry: FakeRegistry
     folder: Path
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("stores")
-    with LocalHub(org__model=Repo(demo_files()), org__gated=Repo({}, is_gated=True)) as hub:
+    with (
+        LocalHub(org__model=Repo(demo_files()), org__gated=Repo({}, is_gated=True)) as hub,
+        FakeRegistry() as registry,
+    ):
         env = {
             "HOME": str(folder / "home"),
             "HF_HOME": str(folder / "hf"),
@@ -41,13 +46,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             "OLLAMA_MODELS": str(folder / "ollama"),
             "XDG_DATA_HOME": str(folder / "data"),
             "HF_ENDPOINT": hub.url,
+            "OLLAMA_REGISTRY": registry.url,
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",
         }
         flags = ("--models", "any", "--port", "0", "--kv-cache-memory-bytes", "8M")
         with ServerProcess(*flags, env=env) as server:
             server.wait_ready()
-            yield Place(ollama.Client(host=server.url), hub, folder)
+            yield Place(ollama.Client(host=server.url), hub, registry, folder)
 
 
 def names(client: Any) -> set[str]:
@@ -93,7 +99,7 @@ def test_the_life_of_models(place: Place) -> None:
     after = client.show(NAME)  # of its server, which says the same
     assert after.details.family == before.details.family
     assert after.details.parameter_size == before.details.parameter_size
-    assert set(before.capabilities) <= set(after.capabilities)
+    assert before.capabilities == after.capabilities == ["completion", "tools", "thinking"]
     assert after.template == before.template
     assert after.modelinfo.items() >= before.modelinfo.items()
 
@@ -122,11 +128,23 @@ def test_a_model_of_an_uploaded_file(place: Place) -> None:
     assert list((place.folder / "data" / "dovetail" / "models" / "blobs").iterdir()) == []
 
 
+def test_a_model_of_ollamas_registry(place: Place) -> None:
+    client = place.client
+    place.registry.add("library/tiny:1b", ("model", demo_gguf(place.folder / "tiny")))
+    assert client.pull("tiny:1b").status == "success"
+    assert "tiny:1b" in names(client)
+    said = client.chat("tiny:1b", QUESTION, options={"num_predict": 4, "temperature": 0})
+    assert said.eval_count == 4
+    client.delete("tiny:1b")
+    assert "tiny:1b" not in names(client)
+    assert list((place.folder / "ollama" / "blobs").iterdir()) == []
+
+
 def test_what_is_refused(place: Place) -> None:
     client = place.client
     for call, said in (
         (lambda: client.push("x"), "does not send models"),
-        (lambda: client.pull("llama3.2"), "ollama pull llama3.2"),
+        (lambda: client.pull("llama 3.2"), "is not a name of the hub or of Ollama's registry"),
         (lambda: client.pull("org/gated"), "gated"),
         (lambda: client.pull("org/nothing"), "did not give it"),
         (lambda: client.create("x", from_="/etc/passwd"), "not a model of this machine"),

@@ -52,6 +52,7 @@ SHARED = set(
         "created_models",
         "media_processors",
         "modelfile",
+        "ollama_registry",
         "quantize",
         "published",
         "ranks",

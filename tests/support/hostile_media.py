@@ -292,7 +292,7 @@ CASES: list[Case] = [
      "channels|damaged"),
     ("samples that are no numbers", lambda _: sound(float_wav(NAN)), "NaN"),
     ("two hours of silence", lambda _: sound(tone("FLAC", 7_200_000, 1000)), "too long"),
-    ("a video as sound", lambda _: sound(clip(5)), "there is no sound"),
+    ("a video as sound", lambda _: sound(clip(5)), "has no sound"),
     ("a sound cut short", lambda _: sound(tone_by_ffmpeg("mp4", "aac")[:900]),
      "damaged|not a sound"),
     ("a billion frames", lambda _: video(billion_frames()), "frames|damaged|memory"),

@@ -84,5 +84,5 @@ def _paired(prompt: Mapping[str, Any], keys: Keys) -> EncoderPrompt:
         found.append(one)
     encoder, decoder = found
     if encoder is None:
-        raise RequestError("there is nothing for the encoder to read.", where=ENCODER)
+        raise RequestError("give the encoder a text or token ids.", where=ENCODER)
     return EncoderPrompt(encoder=encoder, decoder=decoder)

@@ -173,7 +173,7 @@ def _parsed(item: MediaItem, text: str) -> httpx.URL:
     if not url.host or "%" in url.host or "\\" in text:
         raise forbidden("the URL names no host.", item.where)
     if url.port is not None and not 0 < url.port <= MAX_PORT:
-        raise forbidden(f"there is no port {url.port}.", item.where)
+        raise forbidden(f"the port {url.port} is not 1 to {MAX_PORT}.", item.where)
     return url
 
 

@@ -77,7 +77,7 @@ def _sndfile_pieces(file: Any) -> Iterator[Samples]:
 def _by_ffmpeg(data: bytes, name: str) -> tuple[int, Iterator[Samples]]:
     opened = package("av").open(io.BytesIO(data), format=name, options={"protocol_whitelist": ""})
     if not opened.streams.audio:
-        raise _invalid("there is no sound in the data.")
+        raise _invalid("the data has no sound: send a file with a sound track.")
     stream = opened.streams.audio[0]
     _check(stream.rate or 0, stream.channels)
     return stream.rate, _ffmpeg_pieces(opened, stream)

@@ -21,6 +21,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.adapters._control import CONTROL, control_weights
 from dovetail_plugins.gguf.blocks.integers import dequantize
 from dovetail_plugins.gguf.blocks.types import QUANTIZED
 from dovetail_plugins.gguf.families.family import FamilyNames
@@ -44,10 +45,10 @@ _FIX = "convert PEFT's adapter again with a current llama.cpp, or serve PEFT's f
 
 
 class GgufAdapter(AdapterMethod):
-    """Low-rank changes of linear layers, experts and token tables."""
+    """Low-rank changes of linear layers, experts and token tables; or a control vector."""
 
     info = Info(
-        summary="LoRA in a GGUF file, as llama.cpp has it",
+        summary="LoRA or a control vector in a GGUF file, as llama.cpp has it",
         source="https://github.com/ggml-org/llama.cpp/blob/master/convert_lora_to_gguf.py",
     )
     capabilities = frozenset({"changes_modules"})
@@ -59,6 +60,8 @@ class GgufAdapter(AdapterMethod):
     def read(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
         """Return the adapter in a file. Raises: ConfigError naming the file and the key"""
         found = read_model(folder)
+        if found.settings.get(ARCHITECTURE) == CONTROL:
+            return control_weights(found, self._model, _numbers)
         self._verify(found)
         layout = layout_of(found)
         if layout is None:

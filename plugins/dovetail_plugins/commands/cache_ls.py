@@ -69,7 +69,9 @@ def stores_of(folder: Path | None) -> Sequence[BlockFiles | PackedModel]:
 
         return packed_models(cache_folder())
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}.", where="dovetail cache")
+        raise ConfigError(
+            f"{folder} is not a folder.", where="dovetail cache", fix="check the path."
+        )
     try:
         return stores_in(folder)
     except OSError as error:

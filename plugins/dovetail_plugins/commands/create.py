@@ -39,6 +39,12 @@ class CreateCommand(Command):
             metavar="FILE",
             help="the Modelfile; default Modelfile",
         )
+        parser.add_argument(
+            *("-q", "--quantize"),
+            default="",
+            metavar="TYPE",
+            help="quantize the base first, to a type of GGUF: q4_K_M, q8_0, ...",
+        )
         add_store_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -49,7 +55,10 @@ class CreateCommand(Command):
         catalogue = catalogue_of(args)
         try:
             name = full_name(args.name, WHERE)  # before anything is copied
-            store(catalogue, name, _record(catalogue, args.file), WHERE)
+            record = _record(catalogue, args.file)
+            if args.quantize:
+                record = _quantized(catalogue, record, args.quantize)
+            store(catalogue, name, record, WHERE)
         except RequestError as error:
             raise ConfigError(error.what, where=error.where, fix=error.fix) from error
         print(f"{name} is made: `dovetail serve --models any` offers it.")
@@ -69,9 +78,32 @@ def _record(catalogue: Catalogue, file: Path) -> Record:
     for place in described.adapters:
         path = folder / Path(place).expanduser()
         if not path.exists():
-            raise ConfigError(f"there is no {path}.", where=f"{file}, ADAPTER")
+            raise ConfigError(
+                f"{path} does not exist.", where=f"{file}, ADAPTER", fix="check the path."
+            )
         adapters |= _copied(blobs, path, f"adapter{len(adapters)}.gguf")
     return record_from(catalogue, replace(described, adapters=()), files, adapters)
+
+
+def _quantized(catalogue: Catalogue, record: Record, kind: str) -> Record:
+    """Return the model with its base quantized, and print how far that is. Raises: ConfigError,
+    RequestError"""
+    import asyncio
+
+    from dovetail_plugins.gateway.manage.quantizing import method_of, quantized
+
+    method_of(kind)
+    found: list[Record] = []
+
+    async def run() -> None:
+        async for line in quantized(catalogue, record, kind, found):
+            if "error" in line:
+                raise ConfigError(line["error"], where=WHERE)
+            if line.get("completed") in (None, line.get("total")):
+                print(line["status"])
+
+    asyncio.run(run())
+    return found[0]
 
 
 def _copied(blobs: Blobs, path: Path, name: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
@@ -38,43 +38,14 @@ class QuantizeCommand(Command):
         import sys
         from pathlib import Path
 
-        from msgspec import structs
-
-        from dovetail import registry
         from dovetail.config.parse.flags import group_of
         from dovetail.config.parse.parse_config import parse_config
-        from dovetail.config.resolve import resolve
-        from dovetail_plugins.quantize.settings import QuantizeFlags, check_flags, check_text
+        from dovetail_plugins.quantize.preparing import prepared
+        from dovetail_plugins.quantize.settings import QuantizeFlags, check_flags
 
         flags = group_of(args, QuantizeFlags)
         check_flags(flags)
-        config = parse_config(args)
-        own: dict[str, Any] = {"device": registry.admin.own("platform", "cpu")}
-        if not flags.calibration:
-            own["skip_tokenizer_init"] = True
-        spec = resolve(config.with_fields(own, origin="quantize"))
-        options = config.plugin.options_of("quantizer")
-        method = registry.choose(
-            "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
-        )
-        check_text(flags, registry.admin.load_selection(method).capabilities)
-        files = {"imatrix": flags.imatrix, "save_imatrix": flags.save_imatrix}
-        added = {name: file for name, file in files.items() if file}
-        method = structs.replace(method, options={**method.options, **added})
-
-        from dovetail_plugins.quantize.job import QuantizeJob  # torch: after the checks
-        from dovetail_plugins.quantize.text import windows_of
-
-        windows = None
-        if flags.calibration:
-            windows = windows_of(
-                flags.calibration,
-                registry.make(spec.tokenizer, spec.tokenizer_path),
-                num_tokens=flags.calibration_tokens,
-                longest_tokens=spec.run.model.max_position_tokens,
-            )
-        is_shown = spec.run.shows_progress and sys.stderr.isatty()
-        job = QuantizeJob(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
+        job = prepared(parse_config(args), flags, is_shown=sys.stderr.isatty())
         _tell(flags, job.write(Path(flags.out)))
         return 0
 

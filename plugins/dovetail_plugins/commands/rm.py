@@ -1,4 +1,4 @@
-"""`dovetail rm`: deletes a model, only from the hub's cache or of those created here."""
+"""`dovetail rm`: deletes a model from the hub's cache or Ollama's store, or one created here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHERE = "dovetail rm"
 class RmCommand(Command):
     """`dovetail rm`."""
 
-    info = Info(summary="delete a model from the Hugging Face cache, or one that was created")
+    info = Info(summary="delete a model of the hub's cache, of Ollama's store, or a created one")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the model, the confirmation and the store arguments. Mutates: parser."""

@@ -12,21 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.sources.weights_check import is_whole_model
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.interfaces.data.media_settings import IMAGE
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.model_store import StoredModel
 from dovetail_plugins.apis.ollama.response import written_time
 from dovetail_plugins.apis.ollama.weights import weights_of
+from dovetail_plugins.created_models.abilities import (
+    DEFAULT,
+    stored_capabilities,
+    templates_of,
+)
 from dovetail_plugins.gguf.reading.file import read_head
 from dovetail_plugins.modelfile.fields import parameters_of
 from dovetail_plugins.modelfile.model import Modelfile
 from dovetail_plugins.modelfile.writing import parameter_lines, write
 
-GGUF_TEMPLATE = "tokenizer.chat_template"
 LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE")
 MAX_LICENSE_BYTES = 1 << 20
 
@@ -50,7 +52,7 @@ def facts_of(config: Config, model: StoredModel, own: Modelfile | None) -> dict[
         "messages": [{"role": one.role, "content": one.content} for one in shown.messages],
         "details": _details(spec),
         "model_info": _sizes(spec),
-        "capabilities": _capabilities(spec, shown.template),
+        "capabilities": stored_capabilities(config, spec).for_ollama(),
         "modified_at": _modified_at(model.path),
     }
 
@@ -61,23 +63,9 @@ def _modelfile(spec: EngineSpec, model: StoredModel, own: Modelfile | None) -> M
     return replace(
         own,
         parameters={**parameters_of(spec.default_sampling), **own.parameters},
-        template=own.template or template_of(path),
+        template=own.template or templates_of(path).get(DEFAULT, ""),
         licenses=own.licenses or tuple(_licenses(path)),
     )
-
-
-def template_of(path: Path) -> str:
-    """Return the chat template in a model's files; empty if there is none. Raises: ConfigError"""
-    if path.is_file():
-        found: Any = read_head(path).settings.get(GGUF_TEMPLATE)
-    elif (file := path / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
-    else:
-        found = read_json(path / "tokenizer_config.json", is_required=False).get("chat_template")
-    if isinstance(found, list):  # several, by name
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
 
 
 def _licenses(path: Path) -> list[str]:
@@ -124,17 +112,6 @@ def _sizes(spec: EngineSpec) -> dict[str, Any]:
     }
     named = {f"{family}.{name}": size for name, size in sizes.items()}
     return {"general.architecture": family} | named
-
-
-def _capabilities(spec: EngineSpec, template: str) -> list[str]:
-    """Return what the model can do, as far as its files show it without a tokenizer."""
-    if spec.run.pooling is not None:
-        return ["embedding"]
-    can = {
-        "tools": "tools" in template or ".Tools" in template,
-        "vision": spec.media is not None and IMAGE in spec.media.kinds,
-    }
-    return ["completion", *(name for name, is_able in can.items() if is_able)]
 
 
 def _modified_at(path: Path) -> str:

@@ -97,7 +97,7 @@ class CreatedStore:
     def stored(self, name: str, record: Record, others: Mapping[str, StoredModel]) -> StoredModel:
         """Return what is served under a name."""
         if record.files:
-            path = _served(self._files_folder(name))
+            path = served(self._files_folder(name))
             fault = "" if path.exists() else "its files are missing"
             size = 0 if fault else weights_bytes(path)
             return StoredModel(name=name, store=CREATED, path=path, num_bytes=size, fault=fault)
@@ -148,7 +148,7 @@ class CreatedStore:
         new.rename(folder)
 
 
-def _served(folder: Path) -> Path:
+def served(folder: Path) -> Path:
     """Return what of a model's files is served: the first GGUF file, or the folder."""
     if (folder / "config.json").is_file():
         return folder

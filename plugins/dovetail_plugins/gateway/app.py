@@ -27,6 +27,7 @@ from dovetail.version import __version__
 from dovetail_plugins.apis.admin.routes import FLAG as DEV
 from dovetail_plugins.gateway import cards, ollama
 from dovetail_plugins.gateway import metrics as gateway_metrics
+from dovetail_plugins.gateway.abilities import KnownAbilities
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.forward import Forward
 from dovetail_plugins.gateway.manage.access import Access
@@ -57,6 +58,7 @@ class GatewayState:
     admission: GatewayAdmission
     fleet: Fleet
     management: Management
+    abilities: KnownAbilities = field(default_factory=KnownAbilities)
     created_s: int = field(default_factory=lambda: int(time.time()))
 
 

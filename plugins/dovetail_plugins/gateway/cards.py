@@ -1,4 +1,4 @@
-"""A gateway's /v1/models: every name, its model's state, and what memory it needs."""
+"""A gateway's /v1/models: every name, its model's state, capabilities and need of memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.interfaces.model_store import StoredModel
+from dovetail_plugins.apis._capabilities import Capabilities
+from dovetail_plugins.gateway.abilities import capabilities_by_name
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.ollama import expiry
 
@@ -21,19 +23,27 @@ async def show_model(request: Request) -> Response:
     """Return the card of one name."""
     name = request.path_params["name"]
     state = request.app.state.server
-    return JSONResponse(_card(state, await state.fleet.find(name), name))
+    model = await state.fleet.find(name)
+    can = await capabilities_by_name(state.fleet, state.abilities)
+    return JSONResponse(_ability(can.get(model.name)) | _card(state, model, name))
 
 
 async def all_cards(request: Request) -> list[dict[str, Any]]:
     """Return the cards of all names, those of the fleet first."""
     state = request.app.state.server
     stored = {one.name: one for one in await state.fleet.stored()}
+    can = await capabilities_by_name(state.fleet, state.abilities)
     cards = [
-        _card(state, one, name) | _size(stored.get(one.name))
+        _ability(can.get(one.name)) | _card(state, one, name) | _size(stored.get(one.name))
         for one in state.fleet.models
         for name in one.entry.every_name
     ]
-    return cards + [_stored_card(state, one) for one in await state.fleet.others()]
+    others = await state.fleet.others()
+    return cards + [_ability(can.get(one.name)) | _stored_card(state, one) for one in others]
+
+
+def _ability(known: Capabilities | None) -> dict[str, Any]:
+    return {} if known is None else {"capabilities": known.for_openai()}
 
 
 def _size(model: StoredModel | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The memory that a model needs for weights and KV cache, estimated before it is loaded.
+"""What is known of a model before it is loaded: above all the memory for weights and KV cache.
 
 The estimate is that of `dovetail inspect`, from the files' headers only.
 """
@@ -14,6 +14,8 @@ from dovetail.config.rules.machine.device import select_platform
 from dovetail.config.rules.machine.host_memory import HOST_MEMORY
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.platform import Platform
+from dovetail_plugins.apis._capabilities import Capabilities
+from dovetail_plugins.created_models.abilities import known_capabilities
 from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.inspect.collect import memory_taken
 
@@ -22,13 +24,15 @@ from dovetail_plugins.inspect.collect import memory_taken
 class MemoryNeed:
     """`num_bytes` is the memory of the loaded model, `context_tokens` the longest context.
 
-    `is_host`: it is main memory, which an engine takes page by page as it uses it.
+    `is_host`: it is main memory, which an engine takes page by page as it uses it. `capabilities`
+    are what its files show of it, None if they do not.
     """
 
     num_bytes: int
     context_tokens: int
     is_host: bool
     free_bytes: Callable[[], int | None]
+    capabilities: Capabilities | None = None
 
 
 def need_of(entry: ModelEntry) -> MemoryNeed:
@@ -46,6 +50,7 @@ def need_of(entry: ModelEntry) -> MemoryNeed:
         context_tokens=spec.run.max_model_tokens,
         is_host=is_host,
         free_bytes=platform.free_bytes,
+        capabilities=known_capabilities(config, spec),
     )
 
 

@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail.interfaces.model_store import StoredModel
+from dovetail_plugins.apis._capabilities import Capabilities
 from dovetail_plugins.apis.ollama.models import NEVER
 from dovetail_plugins.apis.ollama.response import written_time
+from dovetail_plugins.gateway.abilities import capabilities_by_name
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.model import GatewayModel
 
@@ -26,14 +28,16 @@ async def list_models(request: Request) -> Response:
     created = written_time(datetime.fromtimestamp(state.created_s, UTC))
     known = await asyncio.gather(*(_listed_models(model, "/api/tags") for model in models))
     stored = {one.name: one for one in await fleet.stored()}
+    can = await capabilities_by_name(fleet, state.abilities)
     rows = []
     for model, model_rows in zip(models, known, strict=True):
         names = model.entry.every_name
         rows += model_rows or [
-            _of_store(stored[name]) if name in stored else _unloaded(name, created)
+            (_of_store(stored[name]) if name in stored else _unloaded(name, created))
+            | _ability(can.get(model.name))
             for name in names
         ]
-    rows += [_of_store(one) for one in await fleet.others()]
+    rows += [_of_store(one) | _ability(can.get(one.name)) for one in await fleet.others()]
     return JSONResponse({"models": rows})
 
 
@@ -62,6 +66,10 @@ def expiry(model: GatewayModel) -> str:
     if left_s is None:
         return NEVER
     return written_time(datetime.now(UTC) + timedelta(seconds=left_s))
+
+
+def _ability(known: Capabilities | None) -> dict[str, Any]:
+    return {} if known is None else {"capabilities": known.for_ollama()}
 
 
 def _unloaded(name: str, created: str) -> dict[str, Any]:

@@ -225,9 +225,15 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
         super().__init__()
-        size, inner = context.model.hidden_size, config.inner_size
+        self.is_gated, self.has_norms_before = config.is_gated, config.has_norms_before
         self.attention = self.build_attention(context, f"{name}.attention", config, layer)
         self.attention_norm = self.first_norm(context, config, layer)
+        self.add_mlp(context, name, config, layer)
+        self.output_norm = encoder_norm(context, config)
+
+    def add_mlp(self, context: BuildContext, name: str, config: EncoderConfig, layer: int) -> None:
+        """Create the matrices of the MLP. Mutates: self"""
+        size, inner = context.model.hidden_size, config.inner_size
         if config.is_gated:
             self.gate_up_proj = self.gated_class(
                 context,
@@ -246,11 +252,9 @@ class EncoderLayer(nn.Module):
                 act=config.hidden_act,
                 bias=config.has_up_bias,
             )
-        self.is_gated, self.has_norms_before = config.is_gated, config.has_norms_before
         self.down_proj = RowParallelLinear(
             context, f"{name}.down_proj", inner, size, bias=config.has_down_bias
         )
-        self.output_norm = encoder_norm(context, config)
 
     def build_attention(
         self, context: BuildContext, name: str, config: EncoderConfig, layer: int

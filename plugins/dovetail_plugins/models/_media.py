@@ -185,7 +185,8 @@ def _causal_class(model: ModelSpec) -> str:
     name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if name is None:
         raise ConfigError(
-            f"there is no text model of the type {model_type!r} to put behind an encoder.",
+            f"transformers has no text model of the type {model_type!r}.",
             where=f"{model.path}: text_config.model_type",
+            fix="upgrade transformers, or check the settings.",
         )
     return str(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -62,7 +62,8 @@ class JobResult:
 
 
 class QuantizeJob:
-    """The conversion of one checkpoint to one layout."""
+    """The conversion of one checkpoint to one layout. `tell` gets how many matrices are done, and
+    how many there are."""
 
     def __init__(
         self,
@@ -72,9 +73,10 @@ class QuantizeJob:
         group: int | None = None,
         windows: torch.Tensor | None = None,
         is_shown: bool = False,
+        tell: Callable[[int, int], None] | None = None,
     ) -> None:
         kind = registry.admin.load_selection(method)
-        self._run, self._windows, self._is_shown = run, windows, is_shown
+        self._run, self._windows, self._is_shown, self._tell = run, windows, is_shown, tell
         self._source = source_of(run, kind, has_text=windows is not None)
         check_head(run, self._source)
         self._is_grouped = "grouped" in kind.capabilities
@@ -125,6 +127,8 @@ class QuantizeJob:
         ) as bar:
             source = self._at_once() if self._windows is None else self._block_by_block()
             for name, tensor in source:
+                if self._tell is not None:
+                    self._tell(len(self._errors), total)
                 bar.update(len(self._errors) - bar.n)
                 yield name, self._source.turned(name, tensor)
         if len(self._errors) != total:

@@ -234,7 +234,7 @@ def test_slots_show_what_runs() -> None:
     assert busy[0]["next_token"]["n_remain"] == 20 - len("Hello, world")
 
 
-def test_a_slot_has_no_cache_of_its_own() -> None:
+def test_slots_without_files_of_blocks_are_not_saved() -> None:
     app, engine = app_for(enable_dev_endpoints=True)
     for action in ("save", "restore", "erase"):
         answer = send(app, "POST", f"/slots/0?action={action}", {"filename": "a.bin"})

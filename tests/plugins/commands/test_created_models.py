@@ -57,6 +57,23 @@ def test_a_model_by_name_from_begin_to_end(
     assert list(CreatedStore().names()) == ["other:v2"]
 
 
+def test_a_base_may_be_quantized(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stores / "Modelfile").write_text(MODELFILE.format(base="org/model"))
+    said = out(capsys, "create", "small", "--quantize", "q8_0")
+    assert "quantizing model to q8_0" in said and "creating new layer sha256:" in said
+    assert "small:latest is made" in said
+    record = CreatedStore().get("small:latest")
+    assert record is not None and list(record.files) == ["model.gguf"]
+    assert record.modelfile.system == 'You are "brief".'
+    assert not list(CreatedStore().folder.glob("quantizing-*"))
+    (stores / "Modelfile").write_text("FROM small")
+    assert main(["create", "smaller", "-q", "q4_0"]) == 2
+    assert "quantized already" in capsys.readouterr().err
+    assert main(["create", "smaller", "-q", "q9"]) == 2
+    assert "must be one of" in capsys.readouterr().err
+    assert list(CreatedStore().names()) == ["small:latest"]
+
+
 def test_a_created_model_is_served_with_its_settings(
     stores: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.sources.weights_check import WHOLE_MODELS, is_whole_model
 from dovetail.errors import ConfigError
 from dovetail.json_values import InvalidJson, json_value
 
@@ -14,10 +15,11 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json, or of a file the type: its suffix in capitals. Raises:
-    ConfigError"""
+    """Return adapter_config.json, or of a file the type: its suffix in capitals, which stores by
+    digest leave out. Raises: ConfigError"""
     if folder.is_file():
-        return {"peft_type": folder.suffix[1:].upper()}
+        suffix = folder.suffix or (WHOLE_MODELS[0] if is_whole_model(folder) else "")
+        return {"peft_type": suffix[1:].upper()}
     path = folder / CONFIG
     try:
         config = json_value(path.read_text(encoding="utf-8"))

@@ -61,6 +61,7 @@ from dovetail_plugins.apis.llamacpp.protocol import (
     SlotRequest,
 )
 from dovetail_plugins.apis.llamacpp.response import FRAMING, LLAMA, Shown, events, whole
+from dovetail_plugins.apis.llamacpp.saved_slots import change_slot, slot_prompt
 from dovetail_plugins.apis.llamacpp.settings import (
     adapter_name,
     biases_of,
@@ -68,7 +69,7 @@ from dovetail_plugins.apis.llamacpp.settings import (
     generation_settings,
     with_chain,
 )
-from dovetail_plugins.apis.llamacpp.slots import Slots, SlotsOf, SlotUse, change_slot, list_slots
+from dovetail_plugins.apis.llamacpp.slots import Slots, SlotsOf, SlotUse, list_slots
 
 MAX_ANSWERS = 2048
 INFILL = Dialect(
@@ -128,8 +129,8 @@ async def _answered(
         owned.enter_context(server.admission.admit(num_answers))
         with in_words_of({**kind.dialect.field_names, **sent_as(body)}):
             meta, generations, shown = await _prepared(server, body, request, kind)
-        num_slots = server.engine.spec.total_rows
-        uses = owned.enter_context(slots.used(num_slots, num_prompts, shown.settings))
+        num_slots, prompts = server.engine.spec.total_rows, [slot_prompt(o) for o in generations]
+        uses = owned.enter_context(slots.used(num_slots, prompts, shown.settings, body.id_slot))
         shown = replace(shown, slots=[use.slot for use in uses])
         steps = merged(
             [_steps(server, body, one, use) for one, use in zip(generations, uses, strict=True)]

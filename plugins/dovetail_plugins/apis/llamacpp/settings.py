@@ -123,8 +123,9 @@ def scaled_adapter(scales: Sequence[LoraScale], names: Sequence[str], where: str
     for one in scales:
         if not 0 <= one.id < len(names):
             raise RequestError(
-                f"there is no adapter {one.id}; GET /lora-adapters lists those that are there.",
+                f"{one.id} is not the id of an adapter.",
                 where=where,
+                fix="use one that GET /lora-adapters lists.",
             )
     used = [one for one in scales if one.scale != 0]
     if len(used) > 1 or any(one.scale != 1 for one in used):

@@ -1,4 +1,4 @@
-"""GET /slots and POST /slots/{id}: the requests that run, and why their prompts are not saved.
+"""GET /slots: the requests that run, and the last prompt of each slot, which can be saved.
 
 A slot here is one of the sequences that run at the same time, without its own memory: all requests
 share one cache of prefixes. Source: the API page of llama.cpp's server.
@@ -7,18 +7,16 @@ share one cache of prefixes. Source: the API page of llama.cpp's server.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import Depends
 from starlette.responses import JSONResponse, Response
 
-from dovetail.errors import RequestError
 from dovetail.server.endpoint import App, ServerOf, Step, problem, state_of
-from dovetail_plugins.apis.llamacpp.errors import error_body, not_supported
-from dovetail_plugins.apis.llamacpp.protocol import SlotRequest
+from dovetail_plugins.apis.llamacpp.errors import error_body
 
 HIDDEN = frozenset({"stop", "grammar", "logit_bias", "dry_sequence_breakers"})
 """Settings with words of a client's, which others do not see."""
@@ -26,13 +24,24 @@ NO_SLOT = -1
 """The slot of a request that waits for one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPrompt:
+    """The tokens of a prompt and then of its first answer, for the model or adapter `model`."""
+
+    model: str
+    token_ids: Sequence[int]
+
+
 @dataclass(slots=True, kw_only=True)
 class SlotUse:
-    """A prompt in a slot. `num_decoded` is how many tokens it has generated so far."""
+    """A prompt in a slot. `num_decoded` is how many tokens it has generated so far, `token_ids`
+    those of its first answer. `prompt` None: another request could not use its prefix."""
 
     slot: int
     task: int
     settings: Mapping[str, Any]
+    prompt: SlotPrompt | None = None
+    token_ids: list[int] = field(default_factory=list)
     num_decoded: int = 0
     has_new_line: bool = False
 
@@ -43,33 +52,56 @@ class SlotUse:
             async for step in steps:
                 self.num_decoded = step.num_generated_tokens
                 self.has_new_line |= "\n" in step.text
+                if step.index == 0 and self.settings["n_predict"]:
+                    self.token_ids += step.token_ids
                 yield step
+
+    def last_prompt(self) -> SlotPrompt | None:
+        """Return the prompt with its answer."""
+        if self.prompt is None:
+            return None
+        return replace(self.prompt, token_ids=(*self.prompt.token_ids, *self.token_ids))
 
 
 @dataclass(slots=True, kw_only=True)
 class Slots:
-    """The prompts of this family that run in this process, by slot."""
+    """The prompts of this family that run in this process, by slot, and the last one of each."""
 
     running: dict[int, SlotUse] = field(default_factory=dict)
+    last: dict[int, SlotPrompt] = field(default_factory=dict)
     _tasks: Iterator[int] = field(default_factory=itertools.count)
 
     @contextmanager
     def used(
-        self, num_slots: int, num: int, settings: Mapping[str, Any]
+        self,
+        num_slots: int,
+        prompts: Sequence[SlotPrompt | None],
+        settings: Mapping[str, Any],
+        wanted: int = NO_SLOT,
     ) -> Iterator[list[SlotUse]]:
-        """Give `num` prompts the first free slots; the others wait. Mutates: self"""
-        free = (slot for slot in range(num_slots) if slot not in self.running)
+        """Give the prompts the free slots, from the `wanted` one on; the others wait.
+        Mutates: self"""
+        order = sorted(range(num_slots), key=lambda slot: (slot != wanted, slot))
+        free = (slot for slot in order if slot not in self.running)
+        slots = itertools.chain(free, itertools.repeat(NO_SLOT))
         uses = [
-            SlotUse(slot=slot, task=next(self._tasks), settings=settings)
-            for slot in itertools.islice(itertools.chain(free, itertools.repeat(NO_SLOT)), num)
+            SlotUse(slot=slot, task=next(self._tasks), settings=settings, prompt=prompt)
+            for slot, prompt in zip(slots, prompts, strict=False)
         ]
         by_slot = {use.slot: use for use in uses if use.slot != NO_SLOT}
         self.running |= by_slot
         try:
             yield uses
         finally:
-            for slot in by_slot:
+            for slot, use in by_slot.items():
                 del self.running[slot]
+                self.hold(slot, use.last_prompt())
+
+    def hold(self, slot: int, prompt: SlotPrompt | None) -> None:
+        """Note the last prompt of a slot, None if it cannot be saved. Mutates: self"""
+        self.last.pop(slot, None)
+        if prompt is not None:
+            self.last[slot] = prompt
 
 
 SlotsOf = Annotated[Slots, Depends(state_of(Slots))]
@@ -117,31 +149,3 @@ def _slot(server: App, slot: int, use: SlotUse | None, *, is_busy: bool) -> dict
             "n_decoded": use.num_decoded,
         },
     }
-
-
-STORES = (
-    'start the server with --kv-transfer-config and the connector "shared_storage", which writes '
-    "prefixes to files and finds them again."
-)
-ACTIONS = {
-    "save": STORES,
-    "restore": STORES,
-    "erase": "send cache_prompt false with a request, or POST /reset_prefix_cache to a server with "
-    "--enable-dev-endpoints, which drops the prefixes of all requests.",
-}
-"""Action -> what to do instead."""
-
-
-async def change_slot(
-    id_slot: int, server: ServerOf, action: str = "", body: SlotRequest | None = None
-) -> None:
-    """Refuse to save, restore or erase the cache of one slot, which does not have its own."""
-    if not 0 <= id_slot < server.engine.spec.total_rows:
-        raise RequestError(f"there is no slot {id_slot}.", where="id_slot")
-    if action not in ACTIONS:
-        raise RequestError(f"must be {', '.join(ACTIONS)}.", where="action")
-    raise not_supported(
-        "a slot does not have its own cache: all requests share the prefixes that are cached.",
-        where=f"action={action}",
-        fix=ACTIONS[action],
-    )

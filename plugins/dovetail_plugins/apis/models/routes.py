@@ -7,13 +7,12 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import NotFound
-from dovetail.interfaces.api import TRANSCRIBE, Api, Route
+from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.data.adapter_spec import AdapterSource
-from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App, ServerOf
 from dovetail_plugins.apis._anthropic_lists import page_of
-from dovetail_plugins.apis._pool.scores import can_score
+from dovetail_plugins.apis._capabilities import capabilities_of_server
 from dovetail_plugins.apis.models.anthropic import is_asked, model_of
 from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 
@@ -50,30 +49,8 @@ def _card(server: App, name: str) -> ModelCard:
         created=server.created_s,
         root=server.engine.spec.model_names[0],
         max_model_len=server.engine.spec.run.max_model_tokens,
-        capabilities=_capabilities(server),
+        capabilities=capabilities_of_server(server).for_openai(),
     )
-
-
-def _capabilities(server: App) -> list[str]:
-    """Return what requests may ask of the model; for a pooling model, its tasks."""
-    pooling = server.engine.spec.run.pooling
-    if pooling is not None:
-        return [*pooling.tasks, *(["score"] if can_score(pooling) else [])]
-    if TRANSCRIBE in server.tasks:
-        return [TRANSCRIBE]
-    media = server.engine.spec.media
-    kinds = () if media is None else media.kinds
-    known = {
-        "completion": True,
-        "chat": server.text.renderer.can_render,
-        "tools": server.text.parsers.tool is not None,
-        "reasoning": server.text.parsers.reasoning is not None,
-        "structured_output": server.engine.constraint_compiler is not None,
-        "vision": IMAGE in kinds,
-        "video": VIDEO in kinds,
-        "audio": AUDIO in kinds,
-    }
-    return [name for name, is_there in known.items() if is_there]
 
 
 class ModelsApi(Api):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +15,9 @@ from typing import Any
 from starlette.responses import Response
 
 from dovetail.config.checkpoint.sources.weights_check import is_whole_model, weights_bytes
-from dovetail.errors import RequestError
-from dovetail.interfaces.api import GENERATE
-from dovetail.interfaces.data.media_settings import IMAGE
-from dovetail.interfaces.data.pooling_params import EMBED
 from dovetail.server.endpoint import App, ServerOf
 from dovetail.version import __version__
-from dovetail_plugins.apis._infill import infill_of
+from dovetail_plugins.apis._capabilities import capabilities_of_server
 from dovetail_plugins.apis.ollama.protocol import OllamaShowRequest
 from dovetail_plugins.apis.ollama.response import encoded, written_time
 from dovetail_plugins.apis.ollama.weights import weights_of
@@ -88,7 +83,7 @@ async def show_model(body: OllamaShowRequest, server: ServerOf) -> Response:
         "messages": [{"role": one.role, "content": one.content} for one in shown.messages],
         "details": {**await _details(server), "parent_model": base if adapter else ""},
         "model_info": _model_info(server) | await _vocabulary(server, body),
-        "capabilities": _capabilities(server),
+        "capabilities": capabilities_of_server(server).for_ollama(),
         "modified_at": _modified_at(server),
     }
     return Response(encoded(fields), media_type="application/json")
@@ -147,6 +142,7 @@ def _entry(server: App, name: str, details: dict[str, Any]) -> dict[str, Any]:
         "size": _weights_bytes(server.engine.spec.run.model.path),
         "digest": digest,
         "details": details,
+        "capabilities": capabilities_of_server(server).for_ollama(),
     }
 
 
@@ -184,32 +180,6 @@ def _model_info(server: App) -> dict[str, Any]:
         "general.architecture": family,
         **{f"{family}.{name}": size for name, size in sizes.items()},
     }
-
-
-def _capabilities(server: App) -> list[str]:
-    if GENERATE not in server.tasks:
-        return _pooled_capabilities(server.tasks)
-    media = server.engine.spec.media
-    can = {
-        "tools": server.text.parsers.tool is not None and "tools" in server.text.renderer.source,
-        "thinking": server.text.parsers.reasoning is not None,
-        "vision": media is not None and IMAGE in media.kinds,
-        "insert": server.engine.spec.has_tokenizer and _can_fill_in(server),
-    }
-    return ["completion", *(name for name, is_able in can.items() if is_able)]
-
-
-def _pooled_capabilities(tasks: Collection[str]) -> list[str]:
-    """Return the capabilities of a pooling model in Ollama's terms; classification has none."""
-    return ["embedding"] if EMBED in tasks else []
-
-
-def _can_fill_in(server: App) -> bool:
-    try:
-        infill_of(server.engine.tokenizer)
-    except RequestError:
-        return False
-    return True
 
 
 def _modified_at(server: App) -> str:

@@ -6,6 +6,8 @@ Source: Ollama's API reference, "Create a Model" and "Copy a Model".
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,8 +19,11 @@ from dovetail_plugins.created_models.names import full_name
 from dovetail_plugins.created_models.store import CREATED, Record
 from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.manage.bodies import CopyBody, CreateBody, read_body
+from dovetail_plugins.gateway.manage.lines import Line
 from dovetail_plugins.gateway.manage.making import base_of, checked_put, record_of
 from dovetail_plugins.gateway.manage.management import Management, management_of
+from dovetail_plugins.gateway.manage.pulling import lines_response
+from dovetail_plugins.gateway.manage.quantizing import method_of, quantized
 from dovetail_plugins.modelfile.fields import fields_of
 
 
@@ -33,17 +38,42 @@ async def copy_model(request: Request) -> Response:
 
 
 async def create_model(request: Request) -> Response:
-    """Make a model; answer with Ollama's status lines once it is there. Raises: RequestError"""
+    """Make a model; answer with Ollama's status lines. Raises: RequestError for what is wrong
+    before the first line"""
     management = management_of(request)
     body = await read_body(request, CreateBody)
     name = full_name(body.named, "model")
     record = await asyncio.to_thread(record_of, management.catalogue, body)
+    if body.quantize:
+        method_of(body.quantize)
+        lines = _quantized_lines(management, name, record, body.quantize)
+        return await lines_response(request, lines, is_stream=body.stream is not False)
     await _put(management, name, record)
     if body.stream is False:
         return JSONResponse({"status": "success"})
     texts = [*_statuses(record), "writing manifest", "success"]
-    lines = b"".join(line(encoded({"status": text})) for text in texts)
-    return Response(lines, media_type=MEDIA_TYPE)
+    data = b"".join(line(encoded({"status": text})) for text in texts)
+    return Response(data, media_type=MEDIA_TYPE)
+
+
+async def _quantized_lines(
+    management: Management, name: str, record: Record, kind: str
+) -> AsyncGenerator[Line, None]:
+    """Yield the lines of a model that is quantized and then stored."""
+    found: list[Record] = []
+    try:
+        async with management.quantizing:
+            work = quantized(management.catalogue, record, kind, found)
+            async with contextlib.aclosing(work):
+                async for one in work:
+                    yield one
+        if not found:
+            return
+        await _put(management, name, found[0])
+        for text in [*_statuses(found[0]), "writing manifest", "success"]:
+            yield {"status": text}
+    except (RequestError, OSError) as error:
+        yield {"error": error.advice if isinstance(error, RequestError) else str(error)}
 
 
 def _statuses(record: Record) -> list[str]:

@@ -17,6 +17,7 @@ from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.manage.bodies import ModelBody, read_body
 from dovetail_plugins.gateway.manage.management import Management, management_of
 from dovetail_plugins.model_removal import Removal, removal_of
+from dovetail_plugins.ollama_registry.removal import RegistryRemoval
 
 
 async def delete_model(request: Request) -> Response:
@@ -62,7 +63,7 @@ def _delete(catalogue: Catalogue, model: StoredModel) -> None:
         _removal(catalogue, model).run()
 
 
-def _removal(catalogue: Catalogue, model: StoredModel) -> Removal:
+def _removal(catalogue: Catalogue, model: StoredModel) -> Removal | RegistryRemoval:
     try:
         return removal_of(catalogue.stores, model.name, "model")
     except ConfigError as error:

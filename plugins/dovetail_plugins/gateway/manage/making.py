@@ -27,13 +27,6 @@ OWN_FILES = "files"
 
 def record_of(catalogue: Catalogue, body: CreateBody) -> Record:
     """Return the model that a request describes. Raises: RequestError"""
-    if body.quantize:
-        raise RequestError(
-            "a server does not quantize models.",
-            where="quantize",
-            fix="`dovetail quantize` does, on the server's machine.",
-            code="unsupported_field",
-        )
     blobs = catalogue.created.blobs
     files = _files(body.files, "files", blobs.check)
     adapters = _files(body.adapters, "adapters", blobs.check)

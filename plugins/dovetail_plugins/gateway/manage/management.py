@@ -15,12 +15,13 @@ from dovetail_plugins.gateway.manage.pulls import Pulls
 
 class Management:
     """The fleet, who may change it, and the downloads. `lock` is held during changes of the
-    stores."""
+    stores; `quantizing` while a model is quantized, which takes all cores."""
 
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self.fleet = fleet
         self.access = access
         self.lock = asyncio.Lock()
+        self.quantizing = asyncio.Lock()
         self.pulls = Pulls()
 
     @property

@@ -1,4 +1,5 @@
-"""The process that fetches a model, and writes its progress as lines of JSON into a pipe.
+"""The process that fetches a model of the hub, or of Ollama's registry, and writes its progress as
+lines of JSON into a pipe.
 
 The lines are Ollama's: {"status": ...}, with "digest", "total" and "completed" for files, and at
 last {"status": "success"} or {"error": ...}. Only this process imports the hub's client.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +30,10 @@ from dovetail.config.checkpoint.sources.hub import (
 from dovetail.config.checkpoint.sources.hub_cache import cache_folder, repo_folder
 from dovetail.errors import DovetailError
 from dovetail.processes.process import read_boot
+from dovetail_plugins.gateway.manage.lines import Lines
+from dovetail_plugins.ollama_registry.blob import Blob
+from dovetail_plugins.ollama_registry.fetching import fetch_model
+from dovetail_plugins.ollama_registry.names import RegistryName, registry_name
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PERIOD_S = 0.1
@@ -67,12 +71,19 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     """Fetch as the boot message says; return the exit status."""
     boot = read_boot(Boot)
-    out = Lines(boot.pipe)
+    out = PullLines(boot.pipe)
     hub = Hub(cache=boot.cache, token=boot.token, is_modelscope=boot.is_modelscope)
     wanted = Wanted("model", boot.name, None)
+    name = registry_name(boot.name)
     try:
-        with _full_disk_named():
-            _pull(wanted, boot.quant, hub, out)
+        check_allowed(wanted)
+        out.write(status="pulling manifest")
+        if name is None:
+            with _full_disk_named("--download-dir names another place."):
+                _pull(wanted, boot.quant, hub, out)
+        else:
+            with _full_disk_named("OLLAMA_MODELS names another place."):
+                _pull_of_registry(name, out)
     except (DovetailError, OSError) as error:
         text = error.advice if isinstance(error, DovetailError) else str(error)
         out.write(error=hub.masked(text))
@@ -81,15 +92,8 @@ def main() -> int:
     return 0
 
 
-class Lines:
-    """Writes lines of JSON into a pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self._file = os.fdopen(pipe, "wb", buffering=0)
-
-    def write(self, **fields: Any) -> None:
-        """Write one line."""
-        self._file.write(msgspec.json.encode(fields) + b"\n")
+class PullLines(Lines):
+    """Lines of a download."""
 
     def progress(self, file: Remote, completed: int) -> None:
         """Write how much of a file has arrived."""
@@ -101,10 +105,8 @@ class Lines:
         )
 
 
-def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
-    """Fetch a model. Raises: ConfigError, OSError"""
-    check_allowed(wanted)
-    out.write(status="pulling manifest")
+def _pull(wanted: Wanted, quant: str, hub: Hub, out: PullLines) -> None:
+    """Fetch a model of the hub. Raises: ConfigError, OSError"""
     if not hub.is_modelscope:
         with client_errors(wanted, hub):
             commit, files = _remote_files(wanted, hub)
@@ -121,6 +123,16 @@ def _pull(wanted: Wanted, quant: str, hub: Hub, out: Lines) -> None:
         fetch_quant(wanted, quant, hub)
     else:
         fetch(wanted, hub)
+
+
+def _pull_of_registry(name: RegistryName, out: PullLines) -> None:
+    """Fetch a model of Ollama's registry. Raises: ConfigError, OSError"""
+
+    def tell(blob: Blob, completed: int) -> None:
+        digits = blob.digest.removeprefix("sha256:")
+        out.progress(Remote(name="", size=blob.size, sha256=digits, blob_id=""), completed)
+
+    fetch_model(name, tell=tell, say=lambda status: out.write(status=status))
 
 
 def _remote_files(wanted: Wanted, hub: Hub) -> tuple[str, list[Remote]]:
@@ -154,7 +166,7 @@ def _needed(files: Sequence[Remote], quant: str) -> list[Remote]:
     return [file for file in files if file.name in wanted]
 
 
-def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) -> Path | None:
+def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: PullLines) -> Path | None:
     """Return a file's path once it is here, with its progress told; None if it was. Raises:
     ConfigError, OSError"""
     place = repo_folder(cache_folder(hub.cache), wanted.name) / "snapshots" / commit / file.name
@@ -165,7 +177,7 @@ def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) ->
 
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     out.progress(file, 0)
-    with client_errors(wanted, hub), _full_disk_named():
+    with client_errors(wanted, hub), _full_disk_named("--download-dir names another place."):
         path = hf_hub_download(
             wanted.name,
             file.name,
@@ -178,7 +190,7 @@ def _fetched(wanted: Wanted, hub: Hub, commit: str, file: Remote, out: Lines) ->
     return Path(path)
 
 
-def _bar_of(file: Remote, out: Lines) -> Any:
+def _bar_of(file: Remote, out: PullLines) -> Any:
     """Return a progress bar that writes lines instead."""
     from tqdm.std import tqdm
 
@@ -222,14 +234,14 @@ class _DiskFull(DovetailError):
 
 
 @contextmanager
-def _full_disk_named() -> Iterator[None]:
-    """Turn a full disk into an error that says so. Raises: _DiskFull"""
+def _full_disk_named(fix: str) -> Iterator[None]:
+    """Turn a full disk into an error that says so, and `fix`. Raises: _DiskFull"""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise _DiskFull(
-                f"the disk of the cache is full ({error}).",
-                fix="`dovetail rm` deletes models; --download-dir names another place.",
+                f"the disk of the models is full ({error}).",
+                fix=f"`dovetail rm` deletes models; {fix}",
             ) from error
         raise

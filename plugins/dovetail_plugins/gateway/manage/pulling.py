@@ -1,4 +1,5 @@
-"""POST /api/pull: fetches a model of the hub, with progress as Ollama's lines.
+"""POST /api/pull: fetches a model of the hub or of Ollama's registry, with progress as Ollama's
+lines.
 
 Source: Ollama's API reference, "Pull a Model".
 """
@@ -19,18 +20,26 @@ from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.apis.ollama.response import MEDIA_TYPE, encoded, line
 from dovetail_plugins.gateway.catalogue import HUB_PREFIXES
 from dovetail_plugins.gateway.manage.bodies import PullBody, read_body
+from dovetail_plugins.gateway.manage.lines import Line
 from dovetail_plugins.gateway.manage.management import Management, management_of
-from dovetail_plugins.gateway.manage.pulls import Line
+from dovetail_plugins.ollama_registry.names import HOSTS, registry_name
 
 
 async def pull_model(request: Request) -> Response:
-    """Fetch a model. Raises: RequestError for a name that the hub cannot have"""
+    """Fetch a model. Raises: RequestError for a name that nobody can have"""
     management = management_of(request)
     body = await read_body(request, PullBody)
-    name, quant = hub_name(body.named)
+    name, quant = pulled_name(body.named)
     management.catalogue  # noqa: B018 (raises)
     lines = _lines(management, name, quant)
-    if body.stream is not False:
+    return await lines_response(request, lines, is_stream=body.stream is not False)
+
+
+async def lines_response(
+    request: Request, lines: AsyncIterator[Line], *, is_stream: bool
+) -> Response:
+    """Return lines of progress as they come, or only the last one. Raises: ClientDisconnected"""
+    if is_stream:
         return StreamingResponse((line(encoded(one)) async for one in lines), media_type=MEDIA_TYPE)
     last = await _last_of(request, lines)
     return JSONResponse(last, status_code=500 if "error" in last else 200)
@@ -45,26 +54,23 @@ async def push_model(request: Request) -> Response:
     )
 
 
-def hub_name(name: str) -> tuple[str, str]:
-    """Return (ORG/MODEL, quantization or empty). Raises: RequestError"""
+def pulled_name(name: str) -> tuple[str, str]:
+    """Return (ORG/MODEL of the hub, quantization or empty), or (the whole name of a model of
+    Ollama's registry, empty). Raises: RequestError"""
+    found = registry_name(name)
+    if found is not None:
+        return found.full, ""
     bare = name
     for prefix in HUB_PREFIXES:
         if name.lower().startswith(prefix):
             bare = name[len(prefix) :]
     repo, _, quant = bare.removesuffix(LATEST).partition(":")
-    if "/" not in repo:
+    if "/" not in repo or not is_hub_id(repo) or "/" in quant:
         raise RequestError(
-            f'"{name[:256]}" is a name of Ollama\'s registry.',
+            f"{name[:256]!r} is not a name of the hub or of Ollama's registry.",
             where="model",
-            fix=f"fetch it with `ollama pull {name[:256]}`, after which this server offers it; or "
-            "pull a model of the hub: ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
-            code="not_supported",
-        )
-    if not is_hub_id(repo) or "/" in quant:
-        raise RequestError(
-            f"{name[:256]!r} is not a name of the hub.",
-            where="model",
-            fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
+            fix="a name of the hub is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file; one of "
+            f"Ollama's registry is MODEL:TAG, or {HOSTS[0]}USER/MODEL:TAG.",
         )
     return repo, quant
 

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.json_values import InvalidJson, json_value
-from dovetail.processes.process import Child, spawn
+from dovetail_plugins.gateway.manage.lines import Line, lines_of
 
 MODULE = "dovetail_plugins.gateway.manage.pull_child"
-GRACE_S = 2.0
-MAX_LINE_BYTES = 1 << 20
-Line = dict[str, Any]
 
 
 class Pull:
@@ -57,7 +52,7 @@ class Pull:
 
     async def _run(self) -> None:
         try:
-            async with _started(self._boot) as reader:
+            async with lines_of(MODULE, self._boot) as reader:
                 while data := await reader.readline():
                     with contextlib.suppress(InvalidJson):  # cut off as the process ended
                         self._tell(json_value(data))
@@ -100,30 +95,3 @@ class Pulls:
     def _forget(self, key: tuple[str, str], pull: Pull) -> None:
         if self._running.get(key) is pull:
             del self._running[key]
-
-
-@contextlib.asynccontextmanager
-async def _started(boot: Line) -> AsyncIterator[asyncio.StreamReader]:
-    """Start the process, yield its lines, and end it."""
-    ours, theirs = os.pipe()
-    child: Child | None = None
-    try:
-        try:
-            call = lambda: spawn(  # noqa: E731
-                MODULE, boot | {"pipe": theirs}, pass_fds=[theirs], has_own_group=True
-            )
-            child = await asyncio.to_thread(call)
-        finally:
-            os.close(theirs)
-        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb", buffering=0)
-        )
-        try:
-            yield reader
-        finally:
-            transport.close()
-    finally:
-        if child is not None:
-            await asyncio.shield(asyncio.to_thread(child.end, GRACE_S))

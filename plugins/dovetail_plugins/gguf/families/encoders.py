@@ -45,6 +45,12 @@ _BLOCK = {
     "layer_output_norm": "output_norm",
 }
 _GATED = {**_BLOCK, "ffn_gate": "gate_proj"}
+_MIXED = {
+    **_BLOCK,
+    "ffn_gate_inp": "mixture.gate",
+    "ffn_up_exps": "mixture.experts.up_proj",
+    "ffn_down_exps": "mixture.experts.down_proj",
+}
 _MODERN = {
     "attn_qkv": "attention.qkv_proj",
     "attn_output": "attention.o_proj",
@@ -136,6 +142,17 @@ def _nomic(settings: Settings) -> dict[str, Any]:
     )
 
 
+def _nomic_moe(settings: Settings) -> dict[str, Any]:
+    """Plain inner layers, and experts without the bias after them, which GGUF has no name for."""
+    return _nomic(settings) | {
+        "hidden_act": "gelu",
+        "num_experts": settings.number(".expert_count"),
+        "moe_top_k": settings.number(".expert_used_count"),
+        "moe_every_n_layers": settings.number(".moe_every_n_layers"),
+        "has_expert_bias": False,
+    }
+
+
 def _jina_v2(settings: Settings) -> dict[str, Any]:
     if settings.has("attn_q_norm.weight") or settings.has("attn_norm_2.weight"):
         raise ConfigError(
@@ -225,6 +242,7 @@ def _with_dense(names: FamilyNames) -> FamilyNames:
 FAMILIES = {
     "bert": Family(config=_bert, names=_names(_BLOCK, _TWO_LAYERS), other_names=_bert_names),
     "nomic-bert": Family(config=_nomic, names=_names(_GATED, _ONE_LAYER)),
+    "nomic-bert-moe": Family(config=_nomic_moe, names=_names(_MIXED, _ONE_LAYER)),
     "jina-bert-v2": Family(
         config=_jina_v2,
         names=_names(_GATED, _ONE_LAYER),

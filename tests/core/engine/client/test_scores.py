@@ -82,7 +82,7 @@ def test_prompts_of_the_checkpoint_stand_before_the_texts() -> None:
     ("firsts", "seconds"), [([], ["a"]), (["q"], []), (["q", "r"], ["a"]), (["q"] * 2, ["a"] * 3)]
 )
 def test_texts_that_do_not_pair(firsts: list[str], seconds: list[str]) -> None:
-    with pytest.raises(RequestError, match=r"do not pair|there is no text"):
+    with pytest.raises(RequestError, match=r"do not pair|send at least one text"):
         plan(spec_of(EMBED), firsts, seconds)
 
 

@@ -194,7 +194,7 @@ HOSTILE: list[tuple[dict[str, Any], int, str]] = [
     ({"from": "org/model", "parameters": {"num_ctx": 10**9}}, 400, "max-model-len"),
     ({"from": "org/model", "parameters": {"nonsense": 1}}, 400, "nonsense"),
     ({"from": "org/model", "messages": [{"role": "x", "content": ""}]}, 400, "role"),
-    ({"from": "org/model", "quantize": "q4_K_M"}, 400, "dovetail quantize"),
+    ({"from": "org/model", "quantize": "q9"}, 400, "must be one of bf16, f16,"),
     ({"from": 3}, 400, "another kind"),
 ]
 

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from support.any_models import any_rig, cache_demo, own_stores
-from support.model_stores import add_to_ollama
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +60,6 @@ def test_openais_way(stores: Path) -> None:
 
 
 def test_what_is_not_deleted_says_who_deletes_it(stores: Path) -> None:
-    blob = add_to_ollama(stores / "ollama", "registry.ollama.ai/library/own:latest", b"GGUF")
     folder = stores / "folder"
     (folder / "mine").mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -71,7 +69,6 @@ def test_what_is_not_deleted_says_who_deletes_it(stores: Path) -> None:
     async def main() -> None:
         async with rig.client() as client:
             for name, said in (
-                ("own", "ollama rm own:latest"),
                 ("mine", "delete it yourself"),
                 ("static", "named when the server started"),
             ):
@@ -80,7 +77,6 @@ def test_what_is_not_deleted_says_who_deletes_it(stores: Path) -> None:
                 assert said in answer.json()["error"]
 
     asyncio.run(main())
-    assert blob.exists()
     assert (folder / "mine" / "config.json").exists()
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from dovetail.errors import RequestError
 from dovetail.processes.process import Child
-from dovetail_plugins.gateway.manage import pulls as pulls_module
-from dovetail_plugins.gateway.manage.pulling import hub_name
+from dovetail_plugins.gateway.manage import lines as lines_module
+from dovetail_plugins.gateway.manage.pulling import pulled_name
 from support.any_models import any_rig, demo_files, digest_of, own_stores
 from support.fake_hub import LocalHub, Repo
 from support.fake_models import Rig
@@ -196,13 +196,13 @@ NAMES = ("org/model", "hf.co/org/model:latest")
 def noted_children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
     """Return a list to which the process of every later download is added."""
     children: list[Child] = []
-    usual = pulls_module.spawn
+    usual = lines_module.spawn
 
     def spawn(*words: Any, **more: Any) -> Child:
         children.append(usual(*words, **more))
         return children[-1]
 
-    monkeypatch.setattr(pulls_module, "spawn", spawn)
+    monkeypatch.setattr(lines_module, "spawn", spawn)
     return children
 
 
@@ -241,16 +241,15 @@ def test_a_download_whose_process_dies_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_names() -> None:
-    assert hub_name("org/m") == ("org/m", "")
-    assert hub_name("org/m:Q4_K_M") == ("org/m", "Q4_K_M")
-    assert hub_name("HF.co/org/m:latest") == ("org/m", "")
-    assert hub_name("huggingface.co/org/m:q8_0") == ("org/m", "q8_0")
-    for name in ("llama3.2", "llama3.2:1b", "gemma3:latest"):
-        with pytest.raises(RequestError, match="ollama pull"):
-            hub_name(name)
+    assert pulled_name("org/m") == ("org/m", "")
+    assert pulled_name("org/m:Q4_K_M") == ("org/m", "Q4_K_M")
+    assert pulled_name("HF.co/org/m:latest") == ("org/m", "")
+    assert pulled_name("huggingface.co/org/m:q8_0") == ("org/m", "q8_0")
+    for name in ("llama3.2", "llama3.2:latest", "registry.ollama.ai/library/llama3.2"):
+        assert pulled_name(name) == ("registry.ollama.ai/library/llama3.2:latest", "")
     for name in ("../x", "a/../b", "/etc/passwd", "a/b/c", "org/m:a/b", "org/ m"):
         with pytest.raises(RequestError):
-            hub_name(name)
+            pulled_name(name)
 
 
 def test_nothing_is_pushed() -> None:

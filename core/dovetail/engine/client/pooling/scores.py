@@ -130,7 +130,7 @@ def _num_classes(pooling: PoolingSpec) -> int:
 def _paired(firsts: Sequence[str], seconds: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of texts. Raises: RequestError unless their numbers match"""
     if not firsts or not seconds:
-        raise RequestError("there is no text.", where="text_2" if firsts else "text_1")
+        raise RequestError("send at least one text.", where="text_2" if firsts else "text_1")
     if len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"{len(firsts)} texts do not pair with {len(seconds)}.",
