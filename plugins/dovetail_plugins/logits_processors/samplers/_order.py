@@ -149,9 +149,7 @@ _READERS: Mapping[str, Callable[[Any], Order]] = {
 }
 
 
-def _named(
-    value: Any, where: str, words: Mapping[Any, Any], choices: tuple[Any, ...]
-) -> list[Any]:
+def _named(value: Any, where: str, words: Mapping[Any, Any], choices: tuple[Any, ...]) -> list[Any]:
     """Return the names of a list, each spelled in one way. Raises: RequestError for another shape,
     an unknown name, or one that comes twice"""
     if not isinstance(value, list | tuple):

@@ -102,9 +102,7 @@ def moved(params: SamplingParams) -> SamplingParams:
     if MOVED in params.extra_args:
         return params
     own = {name: getattr(params, name) for name in NEUTRAL}
-    return msgspec.structs.replace(
-        params, **NEUTRAL, extra_args={**params.extra_args, MOVED: own}
-    )
+    return msgspec.structs.replace(params, **NEUTRAL, extra_args={**params.extra_args, MOVED: own})
 
 
 def _seen(tokens: RowTokens, values: Values) -> tuple[Sequence[int], np.ndarray, np.ndarray]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
+KEEP = "min_keep"
+
+
 class SamplerOrder(LogitsProcessor):
     """Does all steps of such a request but the draw, before the temperature. A request whose order
     changes nothing, because few of its samplers do anything, is left to the sampler."""
@@ -50,7 +53,10 @@ class SamplerOrder(LogitsProcessor):
     def wants(cls, params: SamplingParams) -> bool:
         """Return whether the request names an order, or its own least number of tokens."""
         extra = params.extra_args
-        return ORDERED in extra or any(_order.is_sent(extra.get(name)) for name in cls.claims)
+        sent = [name for name in cls.claims if _order.is_sent(extra.get(name))]
+        if sent == [KEEP]:  # one token is always left
+            return extra[KEEP] is True or extra[KEEP] not in (0, 1)
+        return ORDERED in extra or bool(sent)
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
@@ -67,12 +73,11 @@ class SamplerOrder(LogitsProcessor):
         params = msgspec.structs.replace(params, **_steps.without(params, off))
         fields = _steps.taken_apart(params)
         apart = _as_sent(msgspec.structs.replace(params, **fields))
-        taking = [name for name in names if _steps.steps()[name].takes_part(apart)]
-        if params.temperature == 0.0 and "temperature" in taking:
-            taking = taking[: taking.index("temperature")]  # after it, the best is left alone
-        usual = [name for name in _steps.steps() if name in taking]
-        if taking == usual and min_keep <= 1:
-            return params
+        due = {name for name, one in _steps.steps().items() if one.takes_part(apart)}
+        taking = _until_greedy([name for name in names if name in due], params)
+        if taking == _until_greedy([n for n in _steps.steps() if n in due], params):
+            if min_keep <= 1:
+                return params
         fields["extra_args"][ORDERED] |= {"steps": taking, "min_keep": min_keep}
         return msgspec.structs.replace(params, **fields)
 
@@ -103,6 +108,13 @@ class SamplerOrder(LogitsProcessor):
             for name, pairs in due.items():
                 keep = [max(self._rows[row][1], 1) for _, row in pairs]
                 self._steps[name].apply_to(logits, pairs, keep)
+
+
+def _until_greedy(names: list[str], params: SamplingParams) -> list[str]:
+    """Return the steps of a request, without those after a temperature of 0, which leaves the best
+    token alone."""
+    is_greedy = params.temperature == 0.0 and "temperature" in names
+    return names[: names.index("temperature")] if is_greedy else names
 
 
 def _as_sent(params: SamplingParams) -> SamplingParams:
