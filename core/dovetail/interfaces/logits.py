@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTokens:
-    """The tokens of one row that a processor may see. `output_ids` is a live view that grows. `seed`
-    is the row's own; a request that was preempted comes again with the same `request_id`."""
+    """The tokens of one row that a processor may see. `output_ids` is a live view that grows. A
+    request that was preempted comes again with the same `request_id`."""
 
     row: int
     params: SamplingParams

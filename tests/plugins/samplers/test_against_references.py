@@ -190,7 +190,7 @@ def test_penalties_of_a_window(window: int) -> None:
 
 
 def dry(ids: list[int], breakers: set[int], allowed: int) -> dict[int, int]:
-    """Return, by comparing everything with everything, the length that each token would continue."""
+    """Return the length that each token would continue, by comparing all with all."""
     found: dict[int, int] = {}
     for end in range(len(ids) - 1):
         length = 0

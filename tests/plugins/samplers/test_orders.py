@@ -38,28 +38,34 @@ def prepared(params: SamplingParams) -> SamplingParams:
     return params
 
 
-def sampler_of(*wishes: SamplingParams, vocab: int = VOCAB) -> Sampler:
-    made = {name: processor(cls, vocab) for name, cls in classes().items()}
-    sampler = Sampler(len(wishes), made)
-    for number, params in enumerate(wishes):
-        ready = prepared(params)
+def sampler_of(*ready: SamplingParams, vocab: int = VOCAB) -> Sampler:
+    """Return a sampler with a row for each prepared request; a row's number is its seed."""
+    sampler = Sampler(len(ready), {name: processor(cls, vocab) for name, cls in classes().items()})
+    for number, params in enumerate(ready):
         tokens = RowTokens(
-            row=number, params=ready, prompt_ids=[1, 2, 3], output_ids=[4, 4], seed=number
+            row=number, params=params, prompt_ids=[1, 2, 3], output_ids=[4, 4], seed=number
         )
         sampler.add_row(tokens, seed=number)
     return sampler
 
 
 def drawn(params: SamplingParams, line: torch.Tensor, count: int = 200) -> list[int]:
-    """Return many draws from the same logits."""
-    sampler, rows = sampler_of(params, vocab=len(line)), np.arange(1)
-    found = []
-    for position in range(count):
-        logits = line[None].clone()
-        draws = sampler.sample(logits, rows, np.array([position]), line[None].clone)
-        assert not draws.faults
-        found += draws.token_ids
-    return found
+    """Return many rows' draws from the same logits."""
+    sampler = sampler_of(*[prepared(params)] * count, vocab=len(line))
+    logits = line.repeat(count, 1)
+    draws = sampler.sample(logits.clone(), np.arange(count), np.full(count, 2), logits.clone)
+    assert not draws.faults
+    return draws.token_ids
+
+
+def assert_drawn_as(found: list[int], wanted: np.ndarray) -> None:
+    """Hold draws to a distribution by a chi-square test, at four standard deviations."""
+    counts = np.bincount(found, minlength=len(wanted))
+    assert (counts[wanted == 0] == 0).all()
+    expected = wanted[wanted > 0] * len(found)
+    chi = ((counts[wanted > 0] - expected) ** 2 / expected).sum()
+    free = int((wanted > 0).sum()) - 1
+    assert chi < free + 4 * (2 * free) ** 0.5 + 4
 
 
 def by_hand(line: torch.Tensor, order: str, params: dict[str, float]) -> np.ndarray:
@@ -87,12 +93,25 @@ def test_draws_follow_the_order(order: str) -> None:
     line = random_logits(1, 40, seed=5)[0]
     wanted = by_hand(line, order, FULL)
     found = drawn(SamplingParams(**FULL, extra_args={"samplers": order}), line, DRAWS)
-    counts = np.bincount(found, minlength=40)
-    assert (counts[wanted == 0] == 0).all()
-    expected = wanted[wanted > 0] * DRAWS
-    chi = ((counts[wanted > 0] - expected) ** 2 / expected).sum()
-    free = int((wanted > 0).sum()) - 1
-    assert chi < free + 4 * (2 * free) ** 0.5 + 4
+    assert_drawn_as(found, wanted)
+
+
+def test_draws_of_some_samplers() -> None:
+    """Their distributions by hand, from twelve tokens."""
+    line = torch.tensor([3.0, 2.8, 2.0, 1.9, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
+    p = np.exp(line.numpy().astype(np.float64))
+    p /= p.sum()
+    fields: dict[str, float] = {"xtc_probability": 0.4, "xtc_threshold": 0.1}
+    without = np.where(p > p[3], 0.0, p)  # four tokens are likely; the least of them stays
+    found = drawn(SamplingParams(extra_args=fields), line, DRAWS)
+    assert_drawn_as(found, 0.6 * p + 0.4 * without / without.sum())
+    far = 3.0 - line.numpy().astype(np.float64)
+    smooth = np.exp(-0.5 * far**2)
+    found = drawn(SamplingParams(extra_args={"smoothing_factor": 0.5}), line, DRAWS)
+    assert_drawn_as(found, smooth / smooth.sum())
+    near = 5 - 10 * (np.abs(p - 0.2) / 0.3) ** 2 / (1 + np.abs(p - 0.2) / 0.3)
+    found = drawn(SamplingParams(extra_args={"adaptive_target": 0.2}), line, DRAWS)
+    assert_drawn_as(found, np.exp(near) / np.exp(near).sum())
 
 
 def test_filters_before_the_temperature_keep_less() -> None:
@@ -161,23 +180,19 @@ def test_greedy_requests_take_the_best_that_is_left() -> None:
 
 def test_rows_with_other_orders_share_a_step() -> None:
     lines = random_logits(6, seed=11)
-    orders = [{"samplers": "kpmt"}, {"samplers": "tkp"}, {}, {"temperature_last": True},
-              {"samplers": "ptk", "xtc_probability": 0.5}, {"xtc_probability": 0.5}]  # fmt: skip
-    wishes = [SamplingParams(**FULL, extra_args=extra) for extra in orders]
-    together = sampler_of(*wishes)
-    for position in range(50):
+    orders: list[dict[str, Any]] = [
+        {"samplers": "kpmt"}, {"samplers": "tkp"}, {}, {"temperature_last": True},
+        {"samplers": "ptk", "xtc_probability": 0.5}, {"xtc_probability": 0.5},
+    ]  # fmt: skip
+    ready = [prepared(SamplingParams(**FULL, extra_args=extra)) for extra in orders]
+    together, alone = sampler_of(*ready), sampler_of(*ready)
+    for position in range(20):
         positions = np.full(6, position)
         draws = together.sample(lines.clone(), np.arange(6), positions, lines.clone)
-        for number, params in enumerate(wishes):
-            alone = Sampler(6, {n: processor(c) for n, c in classes().items()})
-            tokens = RowTokens(row=number, params=prepared(params), prompt_ids=[1, 2, 3],
-                               output_ids=[4, 4], seed=number)  # fmt: skip
-            alone.add_row(tokens, seed=number)
+        for number in range(6):
             line = lines[number : number + 1]
             one = alone.sample(line.clone(), np.array([number]), positions[:1], line.clone)
             assert one.token_ids[0] == draws.token_ids[number]
-        if position > 3:
-            break
 
 
 @pytest.mark.parametrize(

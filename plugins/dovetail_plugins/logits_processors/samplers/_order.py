@@ -42,7 +42,7 @@ LLAMA_WORDS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
     "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
-"""Its spellings, and the letters of a chain that is one word. `infill` and `adaptive_p` have a place
+"""Its spellings, and the letters of a chain that is one word. `infill` and `adaptive_p` have places
 of their own wherever they are named."""
 WEBUI: Names = {
     "repetition_penalty": ("penalties",),

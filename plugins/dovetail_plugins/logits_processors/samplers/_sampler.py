@@ -35,9 +35,9 @@ class Setting:
     def read(self, value: Any, where: str) -> float:
         """Return a value as a number. Raises: RequestError naming the field"""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and math.isfinite(value) and self.low <= value <= self.high:
-            if not self.is_whole or value == int(value):
-                return float(value)
+        is_within = is_number and math.isfinite(value) and self.low <= value <= self.high
+        if is_within and (not self.is_whole or value == int(value)):
+            return float(value)
         kind = "a whole number" if self.is_whole else "a number"
         raise RequestError(f"must be {kind} from {self.low:g} to {self.high:g}.", where=where)
 

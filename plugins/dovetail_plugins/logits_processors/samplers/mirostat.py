@@ -7,6 +7,7 @@ Surprise is in bits, of the distribution before tokens are dropped, as there.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -104,7 +105,7 @@ def exponent_of(weight: Sequence[float]) -> float:
     """Return the exponent of Zipf's law that fits the largest weights, which fall; 0 if they are
     too few."""
     above = square = 0.0
-    for rank, (one, following) in enumerate(zip(weight, weight[1:], strict=False), start=1):
+    for rank, (one, following) in enumerate(itertools.pairwise(weight), start=1):
         if following <= 0.0:
             break
         step = math.log((rank + 1) / rank)

@@ -75,9 +75,9 @@ class SamplerOrder(LogitsProcessor):
         apart = _as_sent(msgspec.structs.replace(params, **fields))
         due = {name for name, one in _steps.steps().items() if one.takes_part(apart)}
         taking = _until_greedy([name for name in names if name in due], params)
-        if taking == _until_greedy([n for n in _steps.steps() if n in due], params):
-            if min_keep <= 1:
-                return params
+        usual = _until_greedy([name for name in _steps.steps() if name in due], params)
+        if taking == usual and min_keep <= 1:
+            return params
         fields["extra_args"][ORDERED] |= {"steps": taking, "min_keep": min_keep}
         return msgspec.structs.replace(params, **fields)
 
