@@ -198,6 +198,9 @@ def test_settings(tmp_path: Path) -> None:
     assert found.left_out == ("PARAMETER use_mmap", "LICENSE", "REQUIRES")
 
 
+TYPICAL = {"mirostat_tau": 3.0, "typical_p": 0.5}
+
+
 @pytest.mark.parametrize(
     ("lines", "sampling", "left_out"),
     [
@@ -206,10 +209,14 @@ def test_settings(tmp_path: Path) -> None:
         ("PARAMETER seed -1", {}, ()),
         ("PARAMETER top_p 0", {"top_p": 1e-6}, ()),
         ("PARAMETER repeat_penalty 1.5", {"repetition_penalty": 1.5}, ()),
-        ("PARAMETER repeat_penalty 1.5\nPARAMETER repeat_last_n 0", {}, ()),
-        ("PARAMETER repeat_last_n 64", {}, ("PARAMETER repeat_last_n",)),
-        ("PARAMETER mirostat 0", {}, ()),
-        ("PARAMETER mirostat 2", {}, ("PARAMETER mirostat",)),
+        (
+            "PARAMETER repeat_penalty 1.5\nPARAMETER repeat_last_n 0",
+            {"repetition_penalty": 1.5, "repeat_last_n": 0},
+            (),
+        ),
+        ("PARAMETER mirostat 2", {"mirostat": 2}, ()),
+        ("PARAMETER mirostat_tau 3\nPARAMETER typical_p 0.5", TYPICAL, ()),
+        ("PARAMETER penalize_newline false", {}, ("PARAMETER penalize_newline",)),
         ("ADAPTER a\nADAPTER b", {}, ("ADAPTER, the second",)),
     ],
 )

@@ -152,6 +152,10 @@ def test_an_order_that_changes_nothing_costs_nothing() -> None:
     assert ready.extra_args == {} and (ready.temperature, ready.top_k) == (0.7, 5)
     off = prepared(SamplingParams(**FULL, extra_args={"samplers": "k", "typical_p": 0.5}))
     assert off == msgspec.structs.replace(SamplingParams(), top_k=40)
+    window = {"samplers": "k", "repeat_last_n": 5}
+    off = prepared(SamplingParams(repetition_penalty=1.5, top_k=40, extra_args=window))
+    assert (off.repetition_penalty, off.top_k) == (1.0, 40)
+    assert off.extra_args == {"repeat_last_n": 5}
     for keep in (0, 1):
         assert prepared(SamplingParams(**FULL, extra_args={"min_keep": keep})).top_k == 40
 

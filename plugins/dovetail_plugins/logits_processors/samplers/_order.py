@@ -83,7 +83,7 @@ Order = tuple[list[str], set[str]]
 
 
 def wish_of(extra: Mapping[str, Any]) -> tuple[list[str], set[str], int]:
-    """Return (all steps in order, those that are off, the least number of tokens).
+    """Return (the steps in order, those that are off, the least number of tokens).
 
     Raises: RequestError naming the field that is wrong
     """
@@ -94,7 +94,7 @@ def wish_of(extra: Mapping[str, Any]) -> tuple[list[str], set[str], int]:
     if isinstance(keep, bool) or not isinstance(keep, int) or not 0 <= keep <= MAX_KEEP:
         raise RequestError(f"must be a number of tokens, up to {MAX_KEEP}.", where="min_keep")
     names, off = _READERS[sent[0]](extra[sent[0]]) if sent else ([], set())
-    return _completed(names), off, keep
+    return [name for name in _completed(names) if name not in off], off, keep
 
 
 def is_sent(value: Any) -> bool:

@@ -12,7 +12,12 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import PIPELINE
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.logits_processors.samplers._sampler import ORDERED, Rows, Sampler, Values
-from dovetail_plugins.logits_processors.samplers.repeat_last_n import RepeatLastN, moved
+from dovetail_plugins.logits_processors.samplers.repeat_last_n import (
+    MOVED,
+    NEUTRAL,
+    RepeatLastN,
+    moved,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -135,10 +140,11 @@ def without(params: SamplingParams, names: set[str]) -> dict[str, Any]:
     """Return the fields of params that turn these steps off."""
     off: dict[str, Any] = {name: TRUNCATING[name] for name in names & TRUNCATING.keys()}
     if "penalties" in names:
-        off |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        off |= NEUTRAL
     if "temperature" in names and params.temperature > 0.0:
         off["temperature"] = 1.0
     fields = {field for name in names - OWN.keys() for field in steps()[name].claims}
+    fields |= {MOVED} if "penalties" in names else set()
     off["extra_args"] = {n: v for n, v in params.extra_args.items() if n not in fields}
     return off
 
