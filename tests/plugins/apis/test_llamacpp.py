@@ -168,8 +168,10 @@ def test_settings_reach_the_engine_and_come_back() -> None:
     answer = ask(app, **EVERYTHING)
     assert answer.status_code == 200, answer.text
     asked = settings_of(engine)
-    wanted = {"max_tokens": 7, "temperature": 0.5, "top_k": 3, "seed": 9, "top_p": 0.5,
-              "min_p": 0.1, "stop": ("x",), "repetition_penalty": 1.5, "ignore_eos": True}  # fmt: skip
+    wanted = {
+        "max_tokens": 7, "temperature": 0.5, "top_k": 3, "seed": 9, "top_p": 0.5, "min_p": 0.1,
+        "stop": ("x",), "repetition_penalty": 1.5, "ignore_eos": True,
+    }  # fmt: skip
     assert {name: asked[name] for name in wanted} == wanted
     settings = answer.json()["generation_settings"]
     changed = {"stop": ["x"], "n_keep": 0}

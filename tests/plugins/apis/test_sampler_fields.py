@@ -8,13 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi import FastAPI
 
 from dovetail import registry
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.errors import ConfigError
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine
 from support.serving import USER, app_for, send, with_samplers
 
 Fields = dict[str, Any]
+Served = tuple[FastAPI, FakeAsyncEngine]
 DIALECTS: dict[str, Callable[[Fields], Fields]] = {
     "/v1/chat/completions": lambda f: {"messages": USER, **f},
     "/v1/completions": lambda f: {"prompt": "hi", **f},
@@ -61,10 +64,16 @@ def asking(path: str) -> Fields:
     return {**ASKED, "repeat_penalty": 1.2} if path.startswith("/api/") else ASKED
 
 
+@pytest.fixture(scope="module")
+def served() -> Served:
+    return app_for(engine=with_samplers())
+
+
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize(("fields", "wrong"), FIELDS, ids=lambda one: str(one)[:24])
-def test_fields_of_samplers(path: str, fields: Fields, wrong: Any) -> None:
-    app, engine = app_for(engine=with_samplers())
+def test_fields_of_samplers(served: Served, path: str, fields: Fields, wrong: Any) -> None:
+    app, engine = served
+    engine.asked.clear()
     answer = send(app, "POST", path, DIALECTS[path](asking(path) | fields))
     assert answer.status_code == 200, answer.text
     ignored = answer.headers.get("x-dovetail-ignored-fields", "")
@@ -83,7 +92,8 @@ def test_fields_of_samplers(path: str, fields: Fields, wrong: Any) -> None:
 
 NEUTRAL: Fields = {
     "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
-    "dry_sequence_breakers": ["\n", ":"], "xtc_probability": 0, "xtc_threshold": 0.1, "typical_p": 1,
+    "dry_sequence_breakers": ["\n", ":"], "xtc_probability": 0, "xtc_threshold": 0.1,
+    "typical_p": 1,
     "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "tfs_z": 1, "top_a": 0, "nsigma": 0,
     "dynatemp_range": 0, "dynatemp_exponent": 1, "smoothing_factor": 0, "smoothing_curve": 1,
     "epsilon_cutoff": 0, "eta_cutoff": 0, "no_repeat_ngram_size": 0, "repetition_penalty_range": 0,
@@ -93,8 +103,9 @@ NEUTRAL: Fields = {
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-def test_neutral_values_do_nothing(path: str) -> None:
-    app, engine = app_for(engine=with_samplers())
+def test_neutral_values_do_nothing(served: Served, path: str) -> None:
+    app, engine = served
+    engine.asked.clear()
     sent = [asking(path), asking(path) | NEUTRAL]
     answers = [send(app, "POST", path, DIALECTS[path](fields)) for fields in sent]
     assert [answer.status_code for answer in answers] == [200, 200], answers[1].text

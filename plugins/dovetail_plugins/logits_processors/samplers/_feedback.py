@@ -39,6 +39,7 @@ class FeedbackSampler(Sampler):
 
     stage = "before_draw"
     rank = 1
+    is_by_value = False
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)

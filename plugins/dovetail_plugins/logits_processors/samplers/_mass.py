@@ -19,6 +19,9 @@ from dovetail_plugins.logits_processors.samplers._sampler import Rows, column
 PROBE_TOKENS = 1024
 """How many tokens a search by mass looks at before it sorts a row."""
 UNIT = 2.0**WEIGHT_UNITS
+LOWEST = -4096.0
+"""Logits that are further below the best count as this far below."""
+FINE = 2.0**20
 
 
 class Mass:
@@ -34,8 +37,8 @@ class Mass:
     @cached_property
     def mean(self) -> torch.Tensor:
         """Return the mean of `below`, each token by its probability. Shapes: [S, 1] float64"""
-        known = self.below.clamp(min=-torch.finfo(torch.float32).max)
-        products = self.weight.double().mul_(known).round_()
+        known = self.below.clamp(min=LOWEST)  # below, tokens weigh nothing
+        products = known.mul_(self.weight).round_()
         return products.sum(dim=1, keepdim=True, dtype=torch.int64).double() / self.total
 
     @cached_property
@@ -100,16 +103,15 @@ def _searched(
 
 
 def spread(below: torch.Tensor) -> torch.Tensor:
-    """Return the standard deviation of the finite logits of each row, from exact sums of units of
-    2^-20. Shapes: [S, V], row maximum 0 -> [S, 1] float64"""
-    is_there = below > -torch.inf
-    units = below.double().clamp(min=-(2.0**20)).mul_(2.0**20).round_()
-    units = torch.where(is_there, units, 0.0)
-    count = is_there.sum(dim=1, keepdim=True)
-    mean = units.sum(dim=1, keepdim=True, dtype=torch.int64).double() / count
-    squares = torch.where(is_there, (units - mean) * 2.0**-20, 0.0).square_()
-    whole = squares.mul_(2.0**20).round_().sum(dim=1, keepdim=True, dtype=torch.int64)
-    return (whole.double() / count * 2.0**-20).sqrt_()
+    """Return the standard deviation of the finite logits of each row, from sums of whole
+    numbers. Shapes: [S, V], row maximum 0 -> [S, 1] float64"""
+    num_out = (below == -torch.inf).sum(dim=1, keepdim=True)
+    count = below.shape[1] - num_out
+    known = below.clamp(min=LOWEST)
+    total = (known * FINE).round_().sum(dim=1, keepdim=True, dtype=torch.int64)
+    squares = known.square_().mul_(FINE).round_().sum(dim=1, keepdim=True, dtype=torch.int64)
+    mean = (total - num_out * int(LOWEST * FINE)).double() / (FINE * count)
+    return ((squares - num_out * int(LOWEST**2 * FINE)).double() / (FINE * count) - mean.square()).sqrt_()
 
 
 def numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ORDERED = "sampler_steps"
 """The entry of `extra_args` for the steps of a request whose order is its own."""
 Values = Mapping[str, float]
+FEW = 8
+"""Filters leave few tokens if they leave one in this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class Sampler(LogitsProcessor):
     """`settings` are its fields in requests. A null or false field counts as not sent."""
 
     settings: ClassVar[Mapping[str, Setting]] = {}
+    is_by_value: ClassVar[bool] = True
+    """Whether a token's outcome depends on its logit, not its id, and on tokens that are left."""
 
     def __init_subclass__(cls) -> None:
         others = {n: f"the same as {own}" for own, s in cls.settings.items() for n in s.others}
@@ -137,13 +141,25 @@ class Sampler(LogitsProcessor):
 
         batch = Rows([self.rows[row] for _, row in rows], logits.device, min_keep)
         indices = [index for index, _ in rows]
+        shape = self._shaped_by_few if self.is_by_value else self.shaped
         if indices == list(range(len(logits))):
-            shaped = self.shaped(logits, batch)
+            shaped = shape(logits, batch)
             if shaped is not logits:
                 logits.copy_(shaped)
             return
         at = torch.tensor(indices, device=logits.device)
-        logits[at] = self.shaped(logits[at], batch)
+        logits[at] = shape(logits[at], batch)
+
+    def _shaped_by_few(self, logits: torch.Tensor, batch: Rows) -> torch.Tensor:
+        """Return `shaped`, of the tokens that are left alone if they are few.
+
+        Shapes: logits [S, V] -> [S, V]. Mutates: logits
+        """
+        count = int((logits > float("-inf")).sum(dim=1).max())
+        if not 0 < count * FEW <= logits.shape[1]:
+            return self.shaped(logits, batch)
+        left, ids = logits.topk(count, dim=1)
+        return logits.fill_(float("-inf")).scatter_(1, ids, self.shaped(left, batch))
 
     @abstractmethod
     def shaped(self, logits: torch.Tensor, batch: Rows) -> torch.Tensor:

@@ -118,9 +118,10 @@ def steps() -> Mapping[str, type[Sampler]]:
     """Return all samplers that an order can name, in the order of the pipeline."""
     found = {**{name: one for name, one in _installed() if one is not RepeatLastN}, **OWN}
     places = {
-        name: (PIPELINE.index(name if name in OWN else one.stage), one.rank, name)
+        name: (PIPELINE.index(name if name in PIPELINE else one.stage), one.rank, name)
         for name, one in found.items()
     }
+    places["penalties"] = (PIPELINE.index(RepeatLastN.stage), RepeatLastN.rank, "")
     return {name: found[name] for name in sorted(found, key=places.__getitem__)}
 
 

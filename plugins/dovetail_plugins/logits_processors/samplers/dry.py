@@ -17,9 +17,11 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import ProcessorContext, RowTokens
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.logits_processors._ids import places
 from dovetail_plugins.logits_processors.samplers._repeats import Breakers, Repeats
 from dovetail_plugins.logits_processors.samplers._sampler import Rows, Sampler, Setting, Values
+from dovetail_plugins.logits_processors.samplers.repeat_last_n import NEUTRAL, moved
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,9 @@ class Dry(Sampler):
         summary="makes tokens less likely that would continue a repetition",
         source="https://github.com/oobabooga/text-generation-webui/pull/5677",
     )
-    stage = "before_temperature"
+    stage = "bias"
+    rank = 2
+    is_by_value = False
     settings = {
         "dry_multiplier": Setting(
             what="how strong the penalty is; 0: none", default=0.0, low=0.0, high=100.0
@@ -87,6 +91,12 @@ class Dry(Sampler):
     def is_on(cls, values: Values) -> bool:
         """Return whether there is a penalty, and a text to search."""
         return values["dry_multiplier"] > 0.0 and values["dry_penalty_last_n"] != 0.0
+
+    @classmethod
+    def prepared(cls, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+        """Return the params with penalties that come first, before the sampler's place for them."""
+        has_penalties = any(getattr(params, name) != value for name, value in NEUTRAL.items())
+        return moved(params) if has_penalties else params
 
     def add_row(self, tokens: RowTokens) -> None:
         """Search the text so far. Raises: RequestError if breakers need a vocabulary that is not

@@ -31,6 +31,7 @@ class EncoderRepetitionPenalty(Sampler):
         source="https://huggingface.co/docs/transformers/internal/generation_utils",
     )
     stage = "bias"
+    is_by_value = False
     settings = {
         FIELD: Setting(
             what="the factor of the prompt's tokens; 1: none", default=1.0, low=1e-3, high=100.0

@@ -28,6 +28,7 @@ class NoRepeatNgram(Sampler):
         source="https://arxiv.org/abs/1705.04304",
     )
     stage = "ban"
+    is_by_value = False
     settings = {
         "no_repeat_ngram_size": Setting(
             what="no run of this many tokens comes twice; 0: any may",

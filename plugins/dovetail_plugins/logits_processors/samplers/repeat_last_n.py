@@ -42,6 +42,7 @@ class RepeatLastN(Sampler):
     )
     stage = "bias"
     rank = 1
+    is_by_value = False
     settings = {
         FIELD: Setting(
             what="the penalties count this many tokens; 0: none, -1: all",

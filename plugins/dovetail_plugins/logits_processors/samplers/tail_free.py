@@ -36,13 +36,15 @@ class TailFree(Sampler):
 
     def shaped(self, logits: torch.Tensor, batch: Rows) -> torch.Tensor:
         """Return the logits without the tail. Shapes: [S, V] -> [S, V]"""
+        import torch
+
         from dovetail_plugins.logits_processors.samplers._mass import Mass, cut, descending
 
         mass = Mass(logits)
         count = int((mass.weight > 0).sum(dim=1).max()) + 2
-        if logits.shape[1] <= 2:
-            return logits
         weight = descending(mass.weight, min(count, logits.shape[1])).double()
+        if logits.shape[1] < self.vocab_size:  # tokens that are out, and weigh nothing
+            weight = torch.nn.functional.pad(weight, (0, count - weight.shape[1]))
         curve = weight.diff(dim=1).diff(dim=1).abs()
         bound = batch.column("tfs_z") * curve.sum(dim=1, keepdim=True)
         num_left = 1 + (curve.cumsum(dim=1) <= bound).sum(dim=1, keepdim=True)
