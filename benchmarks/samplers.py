@@ -25,7 +25,7 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.sampling.sampler import Sampler
 
 KIND = "logits_processor"
-PLAIN = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+PLAIN: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 LINES: Sequence[dict[str, Any]] = (
     {},
     {"dry_multiplier": 0.8, "dry_sequence_breakers": []},

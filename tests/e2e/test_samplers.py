@@ -30,7 +30,7 @@ FIELDS: Sequence[dict[str, Any]] = (
     {"sampler_order": [6, 5, 0, 1, 3, 4, 2], "min_keep": 3, "mirostat": 2, "repeat_last_n": 9},
     {},
 )
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "max_tokens": 24, "ignore_eos": True, "temperature": 0.9, "seed": 5, "top_k": 40, "top_p": 0.95,
     "repetition_penalty": 1.3, "logprobs": 1,
 }  # fmt: skip

@@ -88,7 +88,8 @@ def test_every_step_equals_the_formula(kind: str) -> None:
     drawn."""
     cls: Any = AdaptiveP if kind == "adaptive" else Mirostat
     plain_of: Any = PlainAdaptive if kind == "adaptive" else PlainMirostat
-    made, outputs = processor(cls), [[] for _ in range(ROWS)]
+    made = processor(cls)
+    outputs: list[list[int]] = [[] for _ in range(ROWS)]
     plain = [plain_of(fields_of(number, kind)) for number in range(ROWS)]
     pairs = [(number, number) for number in range(ROWS)]
     tokens = [

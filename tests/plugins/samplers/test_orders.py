@@ -20,7 +20,7 @@ from support.sampler_rows import processor, random_logits
 
 VOCAB = 300
 DRAWS = 4000
-FULL = {"temperature": 2.0, "top_k": 40, "top_p": 0.8, "min_p": 0.05}
+FULL: dict[str, Any] = {"temperature": 2.0, "top_k": 40, "top_p": 0.8, "min_p": 0.05}
 
 
 def classes() -> dict[str, type[LogitsProcessor]]:
@@ -68,7 +68,7 @@ def assert_drawn_as(found: list[int], wanted: np.ndarray) -> None:
     assert chi < free + 4 * (2 * free) ** 0.5 + 4
 
 
-def by_hand(line: torch.Tensor, order: str, params: dict[str, float]) -> np.ndarray:
+def by_hand(line: torch.Tensor, order: str, params: dict[str, Any]) -> np.ndarray:
     """Return the distribution after steps named by llama.cpp's letters."""
     x = line.numpy().astype(np.float64)
     for step in order:
@@ -116,7 +116,7 @@ def test_draws_of_some_samplers() -> None:
 
 def test_filters_before_the_temperature_keep_less() -> None:
     line = random_logits(1, 40, seed=5)[0]
-    warm = {"temperature": 4.0, "min_p": 0.3}
+    warm: dict[str, Any] = {"temperature": 4.0, "min_p": 0.3}
     after = set(drawn(SamplingParams(**warm), line))
     before = set(drawn(SamplingParams(**warm, extra_args={"temperature_last": True}), line))
     best = line.max()
@@ -162,10 +162,10 @@ def test_an_order_that_changes_nothing_costs_nothing() -> None:
 
 def test_a_least_number_of_tokens() -> None:
     line = torch.arange(40).float() * 3
-    tight = {"temperature": 100.0, "top_p": 0.01, "min_p": 0.99}
+    tight: dict[str, Any] = {"temperature": 100.0, "top_p": 0.01, "min_p": 0.99}
     assert len(set(drawn(SamplingParams(**tight), line))) == 1
     for keep in (2, 7):
-        fields = {"min_keep": keep, "samplers": ["top_p", "min_p", "temperature"]}
+        fields: dict[str, Any] = {"min_keep": keep, "samplers": ["top_p", "min_p", "temperature"]}
         assert set(drawn(SamplingParams(**tight, extra_args=fields), line)) == set(
             range(40 - keep, 40)
         )
@@ -223,8 +223,8 @@ def test_wrong_orders_are_refused(fields: dict[str, Any], where: str) -> None:
     assert caught.value.where == where
 
 
-def fields_of_samplers() -> list[tuple[str, Any]]:
-    found = []
+def fields_of_samplers() -> list[tuple[str, Any, Any]]:
+    found: list[tuple[str, Any, Any]] = []
     for cls in classes().values():
         for name, setting in getattr(cls, "settings", {}).items():
             for field in (name, *setting.others):

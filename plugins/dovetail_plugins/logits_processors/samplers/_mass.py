@@ -111,9 +111,8 @@ def spread(below: torch.Tensor) -> torch.Tensor:
     total = (known * FINE).round_().sum(dim=1, keepdim=True, dtype=torch.int64)
     squares = known.square_().mul_(FINE).round_().sum(dim=1, keepdim=True, dtype=torch.int64)
     mean = (total - num_out * int(LOWEST * FINE)).double() / (FINE * count)
-    return (
-        (squares - num_out * int(LOWEST**2 * FINE)).double() / (FINE * count) - mean.square()
-    ).sqrt_()
+    square = (squares - num_out * int(LOWEST**2 * FINE)).double() / (FINE * count)
+    return (square - mean.square()).clamp_(min=0.0).sqrt_()
 
 
 def numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:

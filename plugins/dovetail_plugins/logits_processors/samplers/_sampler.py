@@ -83,8 +83,9 @@ class Sampler(LogitsProcessor):
     """Whether a token's outcome depends on its logit, not its id, and on tokens that are left."""
 
     def __init_subclass__(cls) -> None:
-        others = {n: f"the same as {own}" for own, s in cls.settings.items() for n in s.others}
-        cls.claims = {own: s.what for own, s in cls.settings.items()} | others | cls.claims
+        own = {name: one.what for name, one in cls.settings.items()}
+        others = {n: f"the same as {name}" for name, s in cls.settings.items() for n in s.others}
+        cls.claims = {**own, **others, **cls.claims}
 
     def __init__(self, options: Any, vocab_size: int) -> None:
         super().__init__(options, vocab_size)
