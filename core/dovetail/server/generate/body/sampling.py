@@ -21,17 +21,9 @@ from dovetail.observability.logging import shortened
 from dovetail.server.generate.body.fields import SamplingFields
 
 _COPIED = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logits_processors",
-)
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "logits_processors",
+)  # fmt: skip
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
