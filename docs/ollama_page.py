@@ -69,7 +69,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "options": {
         "num_predict": "`max_tokens`",
         "num_ctx": "for all requests, when the server starts: `--max-model-len`",
-        "repeat_penalty": "`repetition_penalty`, over all tokens unless `repeat_last_n` is set",
+        "repeat_penalty": "`repetition_penalty`",
         **dict.fromkeys(
             ("repeat_last_n", "typical_p", "tfs_z", "mirostat", "mirostat_eta", "mirostat_tau"),
             "the same",

@@ -67,8 +67,8 @@ class Repeats:
         last = np.flatnonzero(self._is_breaker[: len(text)])
         self._num_after = len(text) - 1 - int(last[-1]) if last.size else len(text)
 
-    def continued(self, least: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that would continue repetitions of `least` tokens or more, and the
+    def continued(self, min_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens that would continue repetitions of `min_length` tokens or more, and the
         length of the longest before each. Breakers continue nothing. Shapes: [K], [K]"""
         for token_id in self._output_ids[self._count - self._num_prompt :]:
             self._add(int(token_id))
@@ -78,7 +78,7 @@ class Repeats:
         lengths = np.minimum(lengths, np.arange(1, len(lengths) + 1))
         lengths = np.minimum(lengths, self._num_after)
         next_ids = self._ids[start + 1 : start + 1 + len(lengths)]
-        is_long = (lengths >= least) & ~self._is_breaker[start + 1 : start + 1 + len(lengths)]
+        is_long = (lengths >= min_length) & ~self._is_breaker[start + 1 : start + 1 + len(lengths)]
         ids, where = np.unique(next_ids[is_long], return_inverse=True)
         longest = np.zeros(len(ids), dtype=np.int64)
         np.maximum.at(longest, where, lengths[is_long])

@@ -76,11 +76,11 @@ class _Filter(Sampler):
         )
         if max(batch.min_keep, default=1) > 1:
             floor = ranked(logits, batch.min_keep)
-            kept = torch.where(logits >= floor, logits, -torch.inf)
+            topmost = torch.where(logits >= floor, logits, -torch.inf)
         with np.errstate(divide="ignore"):
-            least = np.log(min_p).astype(np.float32)
-        filter_top(logits, top_k.astype(np.int64), top_p.astype(np.float64), least)
-        return torch.maximum(logits, kept) if max(batch.min_keep, default=1) > 1 else logits
+            lowest = np.log(min_p).astype(np.float32)
+        filter_top(logits, top_k.astype(np.int64), top_p.astype(np.float64), lowest)
+        return torch.maximum(logits, topmost) if max(batch.min_keep, default=1) > 1 else logits
 
 
 class TopK(_Filter):

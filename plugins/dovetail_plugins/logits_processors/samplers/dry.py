@@ -7,7 +7,6 @@ llama.cpp's server.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import ProcessorContext, RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.json_values import InvalidJson, json_value
 from dovetail_plugins.logits_processors._ids import places
 from dovetail_plugins.logits_processors.samplers._repeats import Breakers, Repeats
 from dovetail_plugins.logits_processors.samplers._sampler import Rows, Sampler, Setting, Values
@@ -141,8 +141,8 @@ def breakers_of(params: SamplingParams) -> tuple[str, ...]:
         return DEFAULT_BREAKERS
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else []
-        except ValueError:
+            value = json_value(value) if value.strip() else []
+        except InvalidJson:
             value = None
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
         raise RequestError("must be a list of texts.", where=BREAKERS)

@@ -86,9 +86,9 @@ class Mirostat(FeedbackSampler):
         is_first = [one.values["mirostat"] == 1 for one in batch.rows]
         if any(is_first):
             counts = _zipf_counts(mass.weight, bounds)
-            least = _mass.ranked(logits, counts)
+            lowest = _mass.ranked(logits, counts)
             at = torch.tensor(is_first, device=batch.device).unsqueeze(1)
-            is_left = torch.where(at, logits >= least, is_left)
+            is_left = torch.where(at, logits >= lowest, is_left)
         return _mass.cut(logits, is_left, batch)
 
 

@@ -48,5 +48,5 @@ class TailFree(Sampler):
         curve = weight.diff(dim=1).diff(dim=1).abs()
         bound = batch.column("tfs_z") * curve.sum(dim=1, keepdim=True)
         num_left = 1 + (curve.cumsum(dim=1) <= bound).sum(dim=1, keepdim=True)
-        least = weight.gather(1, (num_left - 1).clamp(max=weight.shape[1] - 1))
-        return cut(logits, mass.weight >= least.clamp(min=1).float(), batch)
+        lowest = weight.gather(1, (num_left - 1).clamp(max=weight.shape[1] - 1))
+        return cut(logits, mass.weight >= lowest.clamp(min=1).float(), batch)

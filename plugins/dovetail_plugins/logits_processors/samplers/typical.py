@@ -42,7 +42,7 @@ class Typical(Sampler):
 
         mass = _mass.Mass(logits)
         nearness = -(mass.below - mass.mean.float()).abs()
-        least = _mass.score_reaching(nearness, mass, batch.column("typical_p"))
+        lowest = _mass.score_reaching(nearness, mass, batch.column("typical_p"))
         if max(batch.min_keep, default=1) > 1:
-            least = torch.minimum(least, _mass.ranked(nearness, batch.min_keep))
-        return torch.where(nearness >= least, logits, -torch.inf)
+            lowest = torch.minimum(lowest, _mass.ranked(nearness, batch.min_keep))
+        return torch.where(nearness >= lowest, logits, -torch.inf)

@@ -76,7 +76,7 @@ def _without_likely(logits: torch.Tensor, batch: Rows, min_keep: list[int]) -> t
 
     mass = Mass(logits)
     is_likely = mass.reaches(batch.column("xtc_threshold")) & (logits > -torch.inf)
-    least = torch.where(is_likely, mass.below, torch.inf).amin(dim=1, keepdim=True)
-    is_left = mass.below <= least
+    lowest = torch.where(is_likely, mass.below, torch.inf).amin(dim=1, keepdim=True)
+    is_left = mass.below <= lowest
     count = (is_left & (logits > -torch.inf)).sum(dim=1, keepdim=True)
     return torch.where(is_left | (count < numbers(min_keep, count)), logits, -torch.inf)
