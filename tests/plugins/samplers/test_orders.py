@@ -182,6 +182,39 @@ def test_greedy_requests_take_the_best_that_is_left() -> None:
     assert set(drawn(SamplingParams(temperature=0.0, extra_args=late), line, 20)) == {39}
 
 
+DRY = {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_sequence_breakers": []}
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [DRY, DRY | {"samplers": "edkypmt"}, DRY | {"min_keep": 2}])
+def test_penalties_come_before_dry(extra: dict[str, Any]) -> None:
+    """After the prompt 1 2 3 and the answer 4 4, token 4 would repeat itself."""
+    line = torch.tensor([0.5, 1.0, -1.0, 2.0, 6.9, 1.0])
+    p = line.numpy().astype(np.float64)
+    for seen in (1, 2, 3, 4):
+        p[seen] = p[seen] / 1.5 if p[seen] > 0 else p[seen] * 1.5
+    p[4] -= 2 * 0.4 + 0.3 + 3.0
+    wanted = np.exp(p) / np.exp(p).sum()
+    params = SamplingParams(**PENALTIES, extra_args=extra)
+    assert_drawn_as(drawn(params, line, DRAWS), wanted)
+    greedy = SamplingParams(**PENALTIES, temperature=0.0, extra_args=extra)
+    assert set(drawn(greedy, line, 3)) == {int(wanted.argmax())}
+
+
+@pytest.mark.parametrize("name", [*PENALTIES, None])
+def test_penalties_that_move_stay_what_they_are(name: str | None) -> None:
+    line = random_logits(1, 40, seed=2)[0]
+    chosen = {name: PENALTIES[name]} if name else PENALTIES
+    plain = drawn(SamplingParams(**chosen), line)
+    idle = DRY | {"dry_allowed_length": 30}
+    assert drawn(SamplingParams(**chosen, extra_args=idle), line) == plain
+    assert drawn(SamplingParams(**chosen, extra_args={"temperature_last": True}), line) == plain
+    assert drawn(SamplingParams(**chosen, extra_args={"repeat_last_n": -1}), line) == plain
+    assert drawn(SamplingParams(**chosen, extra_args={"repeat_last_n": 0}), line) != plain
+
+
 def test_rows_with_other_orders_share_a_step() -> None:
     lines = random_logits(6, seed=11)
     orders: list[dict[str, Any]] = [

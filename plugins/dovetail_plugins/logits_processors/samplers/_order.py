@@ -177,7 +177,7 @@ def _completed(names: Sequence[str]) -> list[str]:
     if not names:
         return usual
     others = [name for name in usual if name not in names]
-    first, last = usual.index(WARM[0]), usual.index("top_p") + 1
+    first, last = usual.index("temperature"), usual.index("top_p") + 1
     before = [name for name in others if usual.index(name) < first]
     after = [name for name in others if usual.index(name) >= last]
     between = [name for name in others if name not in before and name not in after]

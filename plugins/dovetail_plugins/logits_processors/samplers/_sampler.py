@@ -104,7 +104,8 @@ class Sampler(LogitsProcessor):
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
         """Return whether the request uses it at its own place, or has a wrong value."""
-        if ORDERED in params.extra_args or cls.claims.keys().isdisjoint(params.extra_args):
+        extra = params.extra_args
+        if not extra or ORDERED in extra or cls.claims.keys().isdisjoint(extra):
             return False
         try:
             return cls.takes_part(params)

@@ -144,7 +144,8 @@ def without(params: SamplingParams, names: set[str]) -> dict[str, Any]:
         off |= NEUTRAL
     if "temperature" in names and params.temperature > 0.0:
         off["temperature"] = 1.0
-    fields = {field for name in names - OWN.keys() for field in steps()[name].claims}
+    others = [one for name, one in steps().items() if name in names and name not in OWN]
+    fields = {field for one in others for field in one.claims}
     fields |= {MOVED} if "penalties" in names else set()
     off["extra_args"] = {n: v for n, v in params.extra_args.items() if n not in fields}
     return off

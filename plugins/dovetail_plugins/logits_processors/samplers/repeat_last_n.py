@@ -17,7 +17,13 @@ from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.logits_processors._ids import places
-from dovetail_plugins.logits_processors.samplers._sampler import Rows, Sampler, Setting, Values
+from dovetail_plugins.logits_processors.samplers._sampler import (
+    ORDERED,
+    Rows,
+    Sampler,
+    Setting,
+    Values,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +72,12 @@ class RepeatLastN(Sampler):
     def is_on(cls, values: Values) -> bool:
         """Return whether there is a penalty."""
         return any(values[name] != neutral for name, neutral in NEUTRAL.items())
+
+    @classmethod
+    def wants(cls, params: SamplingParams) -> bool:
+        """Return whether there is a window, or another sampler has moved the penalties here."""
+        is_moved = MOVED in params.extra_args and ORDERED not in params.extra_args
+        return is_moved or super().wants(params)
 
     @classmethod
     def takes_part(cls, params: SamplingParams) -> bool:

@@ -53,6 +53,8 @@ class SamplerOrder(LogitsProcessor):
     def wants(cls, params: SamplingParams) -> bool:
         """Return whether the request names an order, or its own least number of tokens."""
         extra = params.extra_args
+        if not extra:
+            return False
         sent = [name for name in cls.claims if _order.is_sent(extra.get(name))]
         if sent == [KEEP]:  # one token is always left
             return extra[KEEP] is True or extra[KEEP] not in (0, 1)
