@@ -14,7 +14,7 @@ from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError, RequestError
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.modelfile.creation import of_request
-from dovetail_plugins.modelfile.fields import fields_of
+from dovetail_plugins.modelfile.fields import fields_of, parameters_of
 from dovetail_plugins.modelfile.model import KINDS, ExampleMessage, Modelfile
 from dovetail_plugins.modelfile.reading import read, read_file
 from dovetail_plugins.modelfile.writing import write
@@ -248,3 +248,8 @@ def test_the_command_prints_a_file_of_settings(
     assert config.model.max_model_len == 4096
     assert config.frontend.chat_template == fields["chat_template"]
     assert config.plugin.plugin_options == fields["plugin_options"]
+
+
+def test_defaults_of_a_server_are_parameters() -> None:
+    laid = {"top_k": 5, "repetition_penalty": 1.2, "extra_args": {"mirostat": 2, "top_a": 0.1}}
+    assert parameters_of(laid) == {"top_k": 5, "repeat_penalty": 1.2, "mirostat": 2}
