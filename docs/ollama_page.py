@@ -69,13 +69,11 @@ INSTEAD: dict[str, dict[str, str]] = {
     "options": {
         "num_predict": "`max_tokens`",
         "num_ctx": "for all requests, when the server starts: `--max-model-len`",
-        "repeat_penalty": "`repetition_penalty`, over all tokens",
-        "repeat_last_n": "absent: penalties count all tokens",
-        "typical_p": "absent: {other_samplers}",
-        "tfs_z": "absent: {other_samplers}",
-        "mirostat": "absent: {other_samplers}",
-        "mirostat_eta": "absent: {other_samplers}",
-        "mirostat_tau": "absent: {other_samplers}",
+        "repeat_penalty": "`repetition_penalty`",
+        **dict.fromkeys(
+            ("repeat_last_n", "typical_p", "tfs_z", "mirostat", "mirostat_eta", "mirostat_tau"),
+            "the same",
+        ),
         "num_keep": "absent: a prompt that is too long is refused; `truncate_prompt_tokens` "
         "keeps its end",
         "penalize_newline": "`logit_bias`, for any token",

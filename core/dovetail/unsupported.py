@@ -106,7 +106,6 @@ FEATURES: dict[str, Unsupported] = {
         "this way of sampling is not supported",
         "use temperature, top_p, top_k, min_p and the penalties",
     ),
-    "sampler_order": Unsupported("the order of the sampling steps cannot be chosen"),
     "web_search": Unsupported("there is no web search here"),
     "stored_prompts": Unsupported("prompts are not kept here", "send the text itself"),
 }

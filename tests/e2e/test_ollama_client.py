@@ -139,10 +139,13 @@ def test_options(client: Any) -> None:
     assert answer.eval_count <= 10
     short = client.generate("mine", QUESTION, options={"num_predict": 1})
     assert (short.eval_count, short.done_reason) == (1, "length")
-    with pytest.raises(ollama.ResponseError, match=r"options\.mirostat: this way of sampling"):
-        client.generate("mine", QUESTION, options={"mirostat": 1})
-    with pytest.raises(ollama.ResponseError, match=r"options\.typical_p: this way of sampling"):
-        client.generate("mine", QUESTION, options={"typical_p": 0.7})
+    for options in ({"mirostat": 1, "mirostat_tau": 3.0}, {"typical_p": 0.7, "repeat_last_n": 8}):
+        answer = client.generate("mine", QUESTION, options=options | {"num_predict": 5})
+        assert answer.eval_count <= 5
+    with pytest.raises(ollama.ResponseError, match=r"options\.mirostat: must be a whole number"):
+        client.generate("mine", QUESTION, options={"mirostat": 3})
+    with pytest.raises(ollama.ResponseError, match=r"options\.typical_p: must be a number"):
+        client.generate("mine", QUESTION, options={"typical_p": 1.7})
 
 
 def test_chat(client: Any) -> None:

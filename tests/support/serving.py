@@ -12,9 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import httpx
+import msgspec
 from fastapi import FastAPI
 
+from dovetail import registry
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.data.text import Markers, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -28,7 +31,7 @@ from dovetail_plugins.apis.messages.routes import MessagesState
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.ui.files import PageFiles
-from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 
 Answer = TypeVar("Answer")
 
@@ -84,6 +87,18 @@ def app_for(
         max_queued_requests=max_queued,
     )
     return app, made
+
+
+def with_samplers(script: Any = None) -> FakeAsyncEngine:
+    """Return an engine that has the installed logits processors, as every server does."""
+    spec, kind = fake_spec(), "logits_processor"
+    found = tuple(
+        Selection(kind=kind, name=entry.name, target=entry.target)
+        for entry in registry.entries(kind)
+    )
+    run = msgspec.structs.replace(spec.run, logits_processors=found)
+    spec = msgspec.structs.replace(spec, run=run)
+    return FakeAsyncEngine(script or Script(), spec=spec)
 
 
 def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTokens:
-    """The tokens of one row that a processor may see. `output_ids` is a live view that grows."""
+    """The tokens of one row that a processor may see. `output_ids` is a live view that grows. A
+    request that was preempted comes again with the same `request_id`."""
 
     row: int
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    seed: int = 0
+    request_id: str = ""
 
 
 PIPELINE = (
@@ -64,7 +67,8 @@ class ProcessorContext:
 class LogitsProcessor(Plugin):
     """One object per runner. A row's state lives from add_row to remove_row.
 
-    `stage`, one of STAGES, is its place in PIPELINE; `set_up` may set it. "allow" is for allowed
+    `stage`, one of STAGES, is its place in PIPELINE; `set_up` may set it. Within a stage a lower
+    `rank` comes first, then the name that sorts first. "allow" is for allowed
     ids, "ban" for bad words, "bias" for anything that adds to logits. From the temperature on, only
     rows that are not greedy take part; a "filter" may remove tokens, but never the most likely one,
     and a later stage any, but not all that are left. `field` names the one field of SamplingParams
@@ -77,6 +81,7 @@ class LogitsProcessor(Plugin):
 
     interface_version: ClassVar[int] = 1
     stage: str = "bias"
+    rank: ClassVar[int] = 0
     field: ClassVar[str] = ""
     claims: ClassVar[Mapping[str, str]] = {}
 

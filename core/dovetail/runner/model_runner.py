@@ -235,9 +235,9 @@ class ModelRunner:
         """Free rows, then fill the new ones. Mutates: self"""
         batch = self.allocated.batch
         for row in plan.freed_rows:
-            batch.free_row(row)
-            for part in self.parts:
+            for part in self.parts:  # while the row still has its tokens
                 part.free_row(row)
+            batch.free_row(row)
         for new in plan.new_rows:
             batch.add_row(new)
             for part in self.parts:

@@ -30,7 +30,7 @@ class ProcessorRaised(Exception):
 class ProcessorChain:
     """Processors by stage, and for each the rows that need it.
 
-    `processors` maps names to objects; within a stage they run in that order.
+    `processors` maps names to objects; within a stage they run by rank, then in that order.
     """
 
     def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
@@ -38,10 +38,11 @@ class ProcessorChain:
             if processor.stage not in STAGES:
                 what = f'there is no stage "{processor.stage}" for logits processor "{name}".'
                 raise BrokenPlugin(what, fix=f"the stages are {', '.join(STAGES)}")
-        self._processors = processors
+        self._processors = dict(sorted(processors.items(), key=lambda pair: pair[1].rank))
         self._wanted: dict[str, set[int]] = {name: set() for name in processors}
         self._stages = {
-            stage: [name for name, p in processors.items() if p.stage == stage] for stage in STAGES
+            stage: [name for name, p in self._processors.items() if p.stage == stage]
+            for stage in STAGES
         }
 
     def add_row(self, tokens: RowTokens) -> tuple[set[str], str | None]:

@@ -10,6 +10,7 @@ started now and read later, or torch operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from dovetail.sampling.backend import SamplingBackend, SamplingState
 from dovetail.sampling.device import DeviceBackend, draws_on
 from dovetail.sampling.drafts import SampledTokens, sample_drafts
 from dovetail.sampling.native import NativeBackend
-from dovetail.sampling.pending import PendingDraws
+from dovetail.sampling.pending import DoneDraws, PendingDraws
 from dovetail.sampling.plain import PlainBackend
 from dovetail.sampling.processors import LATE, ProcessorChain, ProcessorRaised
 from dovetail.sampling.rows import SamplingRows
@@ -180,6 +181,9 @@ class Sampler:
             step.proposals = [one for one in chosen if one is not None]
         if step.union & bits.SHAPED:
             step.stages = self._chain.late_stages(step.row_list)
+            is_shaped = (features & bits.SHAPED) != 0
+            if not (is_shaped.all() or proposals) and logits.device.type == "cpu":
+                return self._divided(logits, rows, positions, recompute, is_shaped)
         if step.union & bits.FAULTY:
             self._rows.recall(step)
         backend = self._backend_for(logits, step)
@@ -188,6 +192,27 @@ class Sampler:
         except ProcessorRaised:
             step.is_apart = True
             return backend.draw(recompute(), step)
+
+    def _divided(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        recompute: Callable[[], torch.Tensor],
+        is_shaped: np.ndarray,
+    ) -> DoneDraws:
+        """Draw for the rows that processors shape, which need torch operations, and for the others.
+        Shapes: as in `begin`, is_shaped [S]. Mutates: self"""
+        whole = Draws(token_ids=[0] * len(rows))
+        for at in (np.flatnonzero(is_shaped), np.flatnonzero(~is_shaped)):
+            index = torch.from_numpy(at)
+            again = partial(lambda index: recompute()[index], index)
+            draws = self.sample(logits[index], rows[at], positions[at], again)
+            for i, place in enumerate(at.tolist()):
+                whole.token_ids[place] = draws.token_ids[i]
+            whole.logprobs |= {int(at[i]): one for i, one in draws.logprobs.items()}
+            whole.faults |= {int(at[i]): one for i, one in draws.faults.items()}
+        return DoneDraws(whole, logits.device)
 
     def _backend_for(self, logits: torch.Tensor, step: DrawStep) -> SamplingBackend:
         """Return the first backend that can take the step, after what others do for its rows is

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail_plugins.modelfile.model import Modelfile
 
+SAMPLERS = ("mirostat", "mirostat_tau", "mirostat_eta", "typical_p", "tfs_z", "repeat_last_n")
 SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -22,15 +23,11 @@ SAMPLING = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    **{name: name for name in SAMPLERS},
 }
 """Parameters, and their names in --override-generation-config."""
-PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
 FLAGS = {"num_ctx": "max_model_len", "num_thread": "num_threads"}
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "mirostat": (0,),
-    "typical_p": (1.0,),
-    "tfs_z": (1.0,),
-    "repeat_last_n": (0, -1),
     "draft_num_predict": (0,),
     "penalize_newline": (True,),
     "low_vram": (False,),
@@ -87,15 +84,14 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
         found["stop"] = list(found["stop"])
     if parameters.get("num_predict", 0) > 0:
         found["max_tokens"] = parameters["num_predict"]
-    if parameters.get("repeat_last_n") == 0:
-        found = {n: v for n, v in found.items() if n not in {SAMPLING[p] for p in PENALTIES}}
     return found
 
 
 def parameters_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return default sampling settings as parameters of a Modelfile."""
     names = {ours: name for name, ours in SAMPLING.items()} | {"max_tokens": "num_predict"}
-    return {names[ours]: value for ours, value in sampling.items() if ours in names}
+    settings = {**sampling, **sampling.get("extra_args", {})}
+    return {names[ours]: value for ours, value in settings.items() if ours in names}
 
 
 def _names(modelfile: Modelfile, name: str, folder: Path | None) -> dict[str, Any]:

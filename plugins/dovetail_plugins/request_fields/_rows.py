@@ -17,6 +17,7 @@ MISTRAL = "Mistral"
 ANTHROPIC = "Anthropic"
 OLLAMA = "Ollama"
 WEBUI = "text-generation-webui"
+KOBOLD = "KoboldCpp"
 
 
 def renamed(whose: str, *ours: str, what: str = "", **more: Any) -> RequestField:
@@ -37,6 +38,12 @@ def read_by(reading: Reading, whose: str, what: str, **more: Any) -> RequestFiel
 def honoured(whose: str, what: str, *names: str) -> RequestFields:
     """Return rows of fields that are declared under their names."""
     return dict.fromkeys(names, RequestField(how="honoured", what=what, whose=whose))
+
+
+def claimed(whose: str, *names: str, **more: Any) -> RequestFields:
+    """Return rows of fields that samplers claim."""
+    what = "a sampler; refused where none is loaded"
+    return dict.fromkeys(names, RequestField(how="claimed", what=what, whose=whose, **more))
 
 
 def ignored(whose: str, what: str, *names: str) -> RequestFields:

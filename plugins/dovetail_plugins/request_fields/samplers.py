@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.data.request_field import RequestField, RequestFields, Sent
+from dovetail.interfaces.data.request_field import RequestFields, Sent
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.request_fields._rows import (
     ANYONE,
+    KOBOLD,
     LLAMA,
     MISTRAL,
     OLLAMA,
@@ -16,8 +17,8 @@ from dovetail_plugins.request_fields._rows import (
     VLLM,
     WEBUI,
     absent,
+    claimed,
     honoured,
-    ignored,
     read_by,
     refused,
     renamed,
@@ -25,16 +26,24 @@ from dovetail_plugins.request_fields._rows import (
 
 NEVER = -100.0
 """The bias of a token that is never drawn."""
-LLAMA_ORDERS = (
-    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    "dkypmxt",
-    "edkypmxt",
-    "edskypmxt",
-)
-"""The default orders of llama.cpp's samplers, as words and as letters, which its page sends. To
-send one is to ask for nothing."""
+DETAIL = "a setting of a sampler, or of the penalties"
+SAMPLERS: RequestFields = {
+    **claimed(LLAMA, "dry_multiplier", "xtc_probability", "dynatemp_range", "mirostat", "samplers"),
+    **claimed(LLAMA, "typical_p", "tfs_z", "min_keep", neutral=(1,)),
+    **claimed(LLAMA, "adaptive_target", "top_n_sigma", neutral=(-1,)),
+    **claimed(WEBUI, "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "top_a"),
+    **claimed(WEBUI, "mirostat_mode", "no_repeat_ngram_size", "sampler_priority"),
+    **claimed(WEBUI, "temperature_last"),
+    **claimed(WEBUI, "typical", "tfs", "encoder_repetition_penalty", neutral=(1,)),
+    **claimed(WEBUI, "nsigma", neutral=(-1,)),
+    **claimed(KOBOLD, "sampler_order"),
+    **honoured(LLAMA, DETAIL, "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    **honoured(LLAMA, DETAIL, "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent"),
+    **honoured(LLAMA, DETAIL, "mirostat_tau", "mirostat_eta", "repeat_last_n", "adaptive_decay"),
+    **honoured(WEBUI, DETAIL, "dry_range", "smoothing_curve", "repetition_penalty_range"),
+    **honoured(KOBOLD, DETAIL, "rep_pen_range"),
+}
+"""Fields that logits processors of dovetail claim."""
 
 
 def _biases(value: Any, sent: Sent) -> list[tuple[str, str, Any]]:
@@ -56,17 +65,6 @@ def _is_sampled(value: Any, sent: Sent) -> list[tuple[str, str, Any]]:
     return [("temperature", "", 0.0)]
 
 
-def _window(value: Any, sent: Sent) -> list[tuple[str, str, Any]]:
-    """Read the window of the penalties: 0 tokens turn them off, others are not supported."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-        raise ValueError("should be a number of tokens, or -1 for all")
-    if value == 0:
-        return [(name, "", _NO_PENALTY[name]) for name in _NO_PENALTY]
-    return [("repeat_last_n", "repeat_last_n", value)]
-
-
-_NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-
 ROWS: RequestFields = {
     **honoured(ANYONE, "the same", "temperature", "top_p", "top_k", "min_p", "seed"),
     **honoured(ANYONE, "the same", "presence_penalty", "frequency_penalty"),
@@ -75,6 +73,7 @@ ROWS: RequestFields = {
         _biases, LLAMA, "an object as in OpenAI's API, or llama.cpp's list of pairs", also=(list,)
     ),
     "repeat_penalty": renamed(LLAMA, "repetition_penalty", neutral=(1,)),
+    "rep_pen": renamed(KOBOLD, "repetition_penalty", neutral=(1,)),
     "random_seed": renamed(MISTRAL, "seed"),
     "do_sample": read_by(
         _is_sampled, TGI, "false: `temperature` 0", neutral=(True,), is_switch=True
@@ -82,42 +81,22 @@ ROWS: RequestFields = {
     **honoured(
         VLLM, "fields that logits processors claim; one that none claims is refused", "vllm_xargs"
     ),
-    **honoured(
-        LLAMA, "tokens this number of standard deviations below the best, at most", "top_n_sigma"
-    ),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "dynatemp_exponent"),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "mirostat_tau", "mirostat_eta"),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "dry_base", "dry_allowed_length"),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "dry_penalty_last_n"),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "dry_sequence_breakers"),
-    **ignored(LLAMA, "belongs to a sampler that is refused", "xtc_threshold", "adaptive_decay"),
-    **ignored(WEBUI, "belongs to a sampler that is refused", "smoothing_curve"),
-    "repeat_last_n": RequestField(
-        how="ignored",
-        what="penalties see the whole text; 0 turns them off",
-        whose=LLAMA,
-        read=_window,
-        is_switch=True,
-    ),
-    **absent(LLAMA, "other_samplers", "typical_p", "typical", neutral=(1,)),
-    **absent(LLAMA, "other_samplers", "dynatemp_range", "dry_multiplier", "mirostat"),
-    **absent(LLAMA, "other_samplers", "xtc_probability", neutral=(0,)),
-    **absent(LLAMA, "other_samplers", "tfs_z", "tfs", neutral=(1,)),
-    **absent(LLAMA, "other_samplers", "adaptive_target", neutral=(-1,)),
-    **absent(LLAMA, "other_samplers", "min_keep", neutral=(1,)),
+    **SAMPLERS,
     **absent(
         WEBUI,
         "other_samplers",
-        *("diversity_penalty", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"),
-        *("mirostat_mode", "no_repeat_ngram_size", "penalty_alpha", "smoothing_factor"),
-        *("temperature_last", "top_a"),
+        *("diversity_penalty", "encoder_no_repeat_ngram_size", "penalty_alpha"),
+    ),
+    **refused(
+        WEBUI,
+        "use temperature with dynatemp_range",
+        "dynamic_temperature",
+        "dynatemp_low",
+        "dynatemp_high",
     ),
     **absent(WEBUI, "other_samplers", "cfg_scale", "guidance_scale", neutral=(1,)),
-    **absent(WEBUI, "other_samplers", "encoder_repetition_penalty", neutral=(1,)),
     **absent(WEBUI, "other_samplers", "num_beam_groups", neutral=(1,)),
     **absent(TGI, "other_samplers", "watermark"),
-    **absent(LLAMA, "sampler_order", "samplers", neutral=LLAMA_ORDERS),
-    **absent(WEBUI, "sampler_order", "sampler_order"),
     **absent(SGLANG, "request_processors", "custom_logit_processor"),
     **refused(SGLANG, "use logits_processors, with the settings of each", "custom_params"),
     **refused(TGI, "use use_beam_search with n", "num_beams", neutral=(1,)),
@@ -126,4 +105,4 @@ ROWS: RequestFields = {
     **refused(OLLAMA, "put its settings into the request itself", "options"),
 }
 
-SAMPLERS = Value(summary="how tokens are drawn", value=f"{__name__}:ROWS")
+SAMPLING = Value(summary="how tokens are drawn", value=f"{__name__}:ROWS")

@@ -12,7 +12,11 @@ from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import OWN_STEPS, PIPELINE, STAGES, LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
+from dovetail.sampling.native import NativeBackend
+from dovetail.sampling.pending import DoneDraws
 from dovetail.sampling.sampler import Draws, Sampler
+from dovetail.sampling.step import DrawStep
+from dovetail_kernels.cpu.library import library
 
 VOCAB = 64
 LATE = STAGES[STAGES.index("before_temperature") :]
@@ -123,6 +127,31 @@ def test_a_processor_that_changes_nothing_changes_no_draw(stage: str, uses_kerne
         wanted = draw(without, logits, position)
         assert draw(with_it, logits, position) == wanted
         assert draw(mixed, logits, position) == wanted
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native library")
+def test_rows_without_a_processor_stay_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row's processor does not make others slow; a fault and logprobs find their rows."""
+    native: list[list[int]] = []
+    own = NativeBackend.draw
+
+    def watched(self: NativeBackend, logits: torch.Tensor, step: DrawStep) -> DoneDraws:
+        native.append(step.row_list)
+        return own(self, logits, step)
+
+    def fail(line: torch.Tensor) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(NativeBackend, "draw", watched)
+    plain = SamplingParams(temperature=1.5, logprobs=2)
+    wishes = [plain, placed(temperature=1.5), plain, placed(temperature=1.5)]
+    logits = logits_of(4)
+    with_it = draw(sampler_of(wishes, Placed("before_draw", fail)), logits)
+    assert native == [[0, 2]]
+    assert sorted(with_it.faults) == [1, 3] and sorted(with_it.logprobs) == [0, 2]
+    without = draw(sampler_of([plain] * 4), logits)
+    assert [with_it.token_ids[i] for i in (0, 2)] == [without.token_ids[i] for i in (0, 2)]
+    assert all(with_it.logprobs[i] == without.logprobs[i] for i in (0, 2))
 
 
 @pytest.mark.parametrize("stage", ["before_top_k", "before_top_p", "before_draw"])

@@ -17,7 +17,7 @@ from dovetail.version import __version__
 from dovetail_plugins.apis.ollama.input import chat_of_prompt
 from dovetail_plugins.apis.ollama.protocol import OllamaGenerateRequest
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
-from support.serving import TOOLS, USER, app_for, send, with_client
+from support.serving import TOOLS, USER, app_for, send, with_client, with_samplers
 
 ollama = pytest.importorskip("ollama")
 ANSWER = '<think>why</think>Hello [call]add {"a": 1}[/call][call]sub {}[/call] bye'
@@ -118,7 +118,7 @@ def test_a_stream_is_the_default_and_made_of_lines() -> None:
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_options_are_sampling_fields(path: str) -> None:
-    app, engine = app_for()
+    app, engine = app_for(engine=with_samplers())
     assert ask(app, path, options=OPTIONS).status_code == 200
     params = params_of(engine)
     got = {name: getattr(params, name) for name in OPTIONS if hasattr(params, name)}
@@ -144,7 +144,7 @@ def test_options_that_are_null_are_not_there() -> None:
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({"options": {"mirostat": 2}}, "options.mirostat: this way of sampling"),
+        ({"options": {"mirostat": 2}}, "options.mirostat: this API has no field"),
         ({"options": {"temperature": -1}}, "options.temperature: "),
         ({"options": {"num_predict": 0}}, "options.num_predict: an answer has at least one"),
         ({"options": {"stop": ["x" * 5000]}}, "options.stop"),

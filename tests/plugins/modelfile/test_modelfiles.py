@@ -14,7 +14,7 @@ from dovetail.config.parse.parse_config import parse_config
 from dovetail.errors import ConfigError, RequestError
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.modelfile.creation import of_request
-from dovetail_plugins.modelfile.fields import fields_of
+from dovetail_plugins.modelfile.fields import fields_of, parameters_of
 from dovetail_plugins.modelfile.model import KINDS, ExampleMessage, Modelfile
 from dovetail_plugins.modelfile.reading import read, read_file
 from dovetail_plugins.modelfile.writing import write
@@ -198,6 +198,9 @@ def test_settings(tmp_path: Path) -> None:
     assert found.left_out == ("PARAMETER use_mmap", "LICENSE", "REQUIRES")
 
 
+TYPICAL = {"mirostat_tau": 3.0, "typical_p": 0.5}
+
+
 @pytest.mark.parametrize(
     ("lines", "sampling", "left_out"),
     [
@@ -206,10 +209,14 @@ def test_settings(tmp_path: Path) -> None:
         ("PARAMETER seed -1", {}, ()),
         ("PARAMETER top_p 0", {"top_p": 1e-6}, ()),
         ("PARAMETER repeat_penalty 1.5", {"repetition_penalty": 1.5}, ()),
-        ("PARAMETER repeat_penalty 1.5\nPARAMETER repeat_last_n 0", {}, ()),
-        ("PARAMETER repeat_last_n 64", {}, ("PARAMETER repeat_last_n",)),
-        ("PARAMETER mirostat 0", {}, ()),
-        ("PARAMETER mirostat 2", {}, ("PARAMETER mirostat",)),
+        (
+            "PARAMETER repeat_penalty 1.5\nPARAMETER repeat_last_n 0",
+            {"repetition_penalty": 1.5, "repeat_last_n": 0},
+            (),
+        ),
+        ("PARAMETER mirostat 2", {"mirostat": 2}, ()),
+        ("PARAMETER mirostat_tau 3\nPARAMETER typical_p 0.5", TYPICAL, ()),
+        ("PARAMETER penalize_newline false", {}, ("PARAMETER penalize_newline",)),
         ("ADAPTER a\nADAPTER b", {}, ("ADAPTER, the second",)),
     ],
 )
@@ -241,3 +248,8 @@ def test_the_command_prints_a_file_of_settings(
     assert config.model.max_model_len == 4096
     assert config.frontend.chat_template == fields["chat_template"]
     assert config.plugin.plugin_options == fields["plugin_options"]
+
+
+def test_defaults_of_a_server_are_parameters() -> None:
+    laid = {"top_k": 5, "repetition_penalty": 1.2, "extra_args": {"mirostat": 2, "top_a": 0.1}}
+    assert parameters_of(laid) == {"top_k": 5, "repeat_penalty": 1.2, "mirostat": 2}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail import registry
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
@@ -69,19 +70,35 @@ def _sampling(values: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
     if "max_new_tokens" in given:
         given.setdefault("max_tokens", given.pop("max_new_tokens"))
     given = {name: value for name, value in given.items() if value is not None}
-    unknown = sorted(set(given) - {*FIELDS, *MORE_FIELDS}) if is_strict else []
+    extra = _claimed(given) if is_strict else {}
+    unknown = sorted(set(given) - {*FIELDS, *MORE_FIELDS, *extra}) if is_strict else []
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)} cannot have a default.",
             where="--override-generation-config",
-            fix=f"use some of {', '.join((*FIELDS, *MORE_FIELDS))}.",
+            fix=f"use some of {', '.join((*FIELDS, *MORE_FIELDS))}, or fields of samplers.",
         )
     sampling = {n: given[n] for n in (*FIELDS, *MORE_FIELDS * is_strict) if n in given}
     if "stop" in sampling:
         stops = sampling["stop"]
         sampling["stop"] = (stops,) if isinstance(stops, str) else tuple(map(str, stops))
     _check(sampling)
-    return sampling
+    return {**sampling, "extra_args": extra} if extra else sampling
+
+
+def _claimed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that logits processors claim. Raises: ConfigError for a wrong value"""
+    others = {n: v for n, v in given.items() if n not in (*FIELDS, *MORE_FIELDS)}
+    found: dict[str, Any] = {}
+    for entry in registry.entries("logits_processor") if others else ():
+        processor = registry.load("logits_processor", entry.id)
+        found |= {n: v for n, v in others.items() if n in processor.claims}
+        try:
+            if processor.wants(params := SamplingParams(extra_args=found)):
+                processor.verify(params, 1)
+        except RequestError as error:
+            raise ConfigError(f"{error.where} {error.what}", where=_WHERE, fix=_FIX) from error
+    return found
 
 
 def _check(sampling: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Handling = Literal["honoured", "mapped", "ignored", "refused"]
+Handling = Literal["honoured", "claimed", "mapped", "ignored", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ Raises: ValueError for a value that cannot be read"""
 class RequestField:
     """What a field means here, for readers in `what`, and whose it is.
 
-    "honoured": APIs declare it under this name, or a logits processor claims it. "mapped": `read`
+    "honoured": APIs declare it, or a processor claims it; "claimed": one must. "mapped": `read`
     translates it, for APIs that have none of this name and, in any API, for values of the types
     `also`. "ignored": it changes no answer. "refused": it would change the answer, and `what` says
     why it cannot be had. Values in `neutral` ask for nothing; so do null, and empty and false ones

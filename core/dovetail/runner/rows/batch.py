@@ -294,6 +294,8 @@ class Batch:
             params=new.sampling,
             prompt_ids=() if _is_of_vectors(new) else self.prompt_ids(new.row),
             output_ids=self.output_ids(new.row),
+            seed=new.seed,
+            request_id=new.request_id,
         )
 
     def views(self, inputs: StepInputs) -> Sequence[StepRow]:

@@ -24,22 +24,10 @@ if TYPE_CHECKING:
     from dovetail.interfaces.tokenizer import Tokenizer
 
 EXCLUDED = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "logprobs",
-    "prompt_logprobs",
-    "logits_processors",
-    "extra_args",
-    "constraint",
-    "thinking",
-)
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "stop",
+    "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "logprobs", "prompt_logprobs",
+    "logits_processors", "extra_args", "constraint", "thinking",
+)  # fmt: skip
 """Sampling params that are meaningless, or not supported yet, in a search over whole answers."""
 
 

@@ -13,82 +13,24 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.server.endpoint import App, ModelText
 from dovetail_plugins.apis.llamacpp.protocol import TEXT_MARK, ContinueRequest, LoraScale
+from dovetail_plugins.logits_processors.samplers._order import LLAMA, chain_of
 
 Request = TypeVar("Request", bound=ContinueRequest)
-NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-TURNED_OFF: Mapping[str, Mapping[str, Any]] = {
-    "penalties": NO_PENALTY,
-    "dry": {"dry_multiplier": None},
-    "top_n_sigma": {"top_n_sigma": None},
-    "top_k": {"top_k": 0},
-    "typ_p": {"typical_p": None, "typical": None},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "xtc": {"xtc_probability": None},
-    "temperature": {"temperature": 1.0},
-}
-"""The samplers in the order of the chain -> the fields without them; None: the field is not there.
-"""
-CHAIN = tuple(TURNED_OFF)
-NEWER = ("penalties", "top_n_sigma")
-"""Samplers that older chains leave out although they apply."""
-WHOLE = tuple([name for name in CHAIN if name not in NEWER[at:]] for at in range(len(NEWER) + 1))
-"""The default chains, now and earlier. To send one is to ask for nothing."""
-OTHER_NAMES = {
-    "typical_p": "typ_p", "typ-p": "typ_p", "typical": "typ_p", "typical-p": "typ_p",
-    "typ": "typ_p",
-    "top-k": "top_k", "top-p": "top_p", "nucleus": "top_p", "min-p": "min_p", "temp": "temperature",
-    "top-n-sigma": "top_n_sigma",
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
-    "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
-}  # fmt: skip
-"""Other spellings, and the letters of a chain that is one word."""
 INFILL = "infill"
 """The sampler that ends a filled-in text early; editors ask for it in every request."""
 
 
-def chain_of(samplers: str | Sequence[str] | None) -> list[str]:
-    """Return the named samplers, spelled in one way; none named: the whole chain.
-
-    Raises: RequestError for an unknown one, or for another order than the chain's
-    """
-    if not samplers:
-        return list(CHAIN)
-    names = [OTHER_NAMES.get(one, one) for one in samplers]
-    unknown = [name for name in names if name not in CHAIN and name != INFILL]
-    if unknown:
-        raise RequestError(
-            f'there is no sampler "{unknown[0][:64]}".',
-            where="samplers",
-            fix=f"choose among {', '.join(CHAIN)}.",
-            code="unsupported_field",
-        )
-    if names != [name for name in (*CHAIN, INFILL) if name in names]:
-        raise RequestError(
-            "samplers have a fixed order here.",
-            where="samplers",
-            fix=f"leave out what you do not want of {', '.join(CHAIN)}.",
-            code="unsupported_field",
-        )
-    return names
-
-
 def with_chain(body: Request, *, fills_in: bool) -> tuple[Request, list[str]]:
-    """Return (the body without the samplers that its chain leaves out, the names of those without
-    effect). Raises: RequestError"""
+    """Return (the body with its chain for the samplers to read, the names of those without effect).
+    Raises: RequestError"""
+    if not body.samplers:
+        return body, []
     chain = chain_of(body.samplers)
     if INFILL in chain and not fills_in:
         raise RequestError("infill belongs to /infill.", where="samplers", code="unsupported_field")
-    off: dict[str, Any] = {}
-    for name in CHAIN if chain not in WHOLE else ():
-        if name not in chain:
-            off |= TURNED_OFF[name]
-    declared = {name: value for name, value in off.items() if value is not None}
-    if body.temperature == 0:
-        declared.pop("temperature", None)
-    found = body.model_copy(update=declared)
-    for name in off.keys() - declared.keys():
-        (found.model_extra or {}).pop(name, None)
+    found = body.model_copy()
+    assert found.model_extra is not None, "bodies take further fields"
+    found.model_extra["samplers"] = [name for name in chain if name != INFILL]
     return found, [f"samplers.{INFILL}"] if INFILL in chain else []
 
 
@@ -154,34 +96,19 @@ def check_probabilities(server: App, body: ContinueRequest) -> None:
 def generation_settings(
     params: SamplingParams, body: ContinueRequest, *, lora: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the settings of an answer as it was generated. What has no sampler here has its
-    neutral value."""
+    """Return the settings of an answer as it was generated."""
     n_predict = -1 if body.max_tokens is None or body.max_tokens < 0 else body.max_tokens
     constraint = body.structured_outputs
     return {
         "seed": RANDOM if params.seed is None else params.seed,
         "temperature": params.temperature,
-        "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0,
         "top_k": max(params.top_k, 0),
         "top_p": params.top_p,
         "min_p": params.min_p,
-        "top_n_sigma": params.extra_args.get("top_n_sigma", -1.0),
-        "xtc_probability": 0.0,
-        "xtc_threshold": 0.1,
-        "typical_p": 1.0,
-        "repeat_last_n": -1,
         "repeat_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_penalty_last_n": -1,
-        "dry_sequence_breakers": ["\n", ":", '"', "*"],
-        "mirostat": 0,
-        "mirostat_tau": 5.0,
-        "mirostat_eta": 0.1,
+        **{name: params.extra_args.get(name, value) for name, value in UNSET.items()},
         "stop": list(params.stop),
         "max_tokens": n_predict,
         "n_predict": n_predict,
@@ -191,14 +118,32 @@ def generation_settings(
         "stream": body.stream,
         "logit_bias": [{"token": key, "bias": bias} for key, bias in params.logit_bias.items()],
         "n_probs": body.n_probs,
-        "min_keep": 0,
         "grammar": (constraint.grammar or "") if constraint is not None else "",
-        "samplers": chain_of(body.samplers),
+        "samplers": chain_of(body.samplers) if body.samplers else list(LLAMA),
         "timings_per_token": body.timings_per_token,
         "post_sampling_probs": body.post_sampling_probs,
         "lora": list(lora),
     }
 
 
+UNSET: Mapping[str, Any] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "typical_p": 1.0,
+    "repeat_last_n": -1,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ["\n", ":", '"', "*"],
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "min_keep": 0,
+}
+"""What answers show of samplers that a request does not set."""
 RANDOM = (1 << 32) - 1
 """How llama.cpp writes a random seed."""

@@ -11,6 +11,7 @@ from dovetail.errors import RequestError
 from dovetail.server.endpoint import App, fault_of, is_hint
 from dovetail_plugins.apis.ollama.keep_alive import seconds_of
 from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
+from dovetail_plugins.request_fields.samplers import SAMPLERS
 
 LOADING = frozenset(
     {
@@ -37,6 +38,7 @@ NAMES = {
     **{
         name: f"options.{name}"
         for name in (
+            *SAMPLERS,
             "temperature",
             "top_k",
             "top_p",
@@ -75,14 +77,9 @@ def sampling_of(options: OllamaOptions | None) -> dict[str, Any]:
         fields["top_p"] = options.top_p or 1e-6  # 0 allows only the most likely token
     if options.stop:
         fields["stop"] = options.stop
-    return fields | _penalties(options)
-
-
-def _penalties(options: OllamaOptions) -> dict[str, Any]:
-    """Return the penalties; neutral values if repeat_last_n is 0."""
-    if options.repeat_last_n == 0:
-        return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return {"repetition_penalty": options.repeat_penalty}
+    extra = options.model_extra or {}
+    fields |= {name: extra[name] for name in SAMPLERS if name in extra}
+    return {**fields, "repetition_penalty": options.repeat_penalty}
 
 
 def check_fields(server: App, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
@@ -99,10 +96,10 @@ def check_fields(server: App, body: OllamaRequest | OllamaEmbedFields) -> list[s
         return names
     if options.num_ctx is not None and options.num_ctx > server.engine.spec.run.max_model_tokens:
         names.append("options.num_ctx")
-    if options.repeat_last_n is not None and options.repeat_last_n > 0:
-        names.append("options.repeat_last_n")
     unknown = []
     for name, value in (options.model_extra or {}).items():
+        if name in SAMPLERS and name in server.fields.claimed:
+            continue
         fault = fault_of(name, value)
         if fault is not None:
             raise RequestError(fault, where=f"options.{name}", code="unsupported_field")

@@ -34,7 +34,6 @@ class OllamaOptions(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=INT31)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 

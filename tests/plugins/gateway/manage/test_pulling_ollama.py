@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from dovetail.cli.main import main as command
-from dovetail.config.checkpoint.stores.ollama import find, models
+from dovetail_plugins.model_stores.ollama import find, models
 from dovetail_plugins.modelfile.stored import find_manifest, of_manifest
 from dovetail_plugins.ollama_registry.fetching import fetch_model
 from dovetail_plugins.ollama_registry.names import RegistryName, registry_name

@@ -33,7 +33,6 @@ OPENAI_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": S
 FLAT_SCHEMA = {"type": "json_schema", "name": "n", "schema": SCHEMA}
 TAGS = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
 GBNF = 'root ::= "a" | "b"'
-NO_PENALTY = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 JSON = {"structured_outputs": {"json": SCHEMA}}
 ANY_JSON = {"structured_outputs": {"json_object": True}}
 
@@ -52,7 +51,7 @@ MAPPED: dict[str, Sequence[tuple[str, Any, dict[str, Any]]]] = {
     ],
     "logit_bias": [(TEXT, [[5, 1.5], ["6", False]], {"logit_bias": {"5": 1.5, "6": -100.0}})],
     "repeat_penalty": [(path, 1.25, {"repetition_penalty": 1.25}) for path in ASKS],
-    "repeat_last_n": [(path, 0, NO_PENALTY) for path in ASKS],
+    "rep_pen": [(path, 1.25, {"repetition_penalty": 1.25}) for path in ASKS],
     "random_seed": [(path, 7, {"seed": 7}) for path in ASKS],
     "do_sample": [(path, False, {"temperature": 0.0}) for path in ASKS],
     **dict.fromkeys(
@@ -214,14 +213,20 @@ def test_an_honoured_field_is_declared_or_claimed(name: str) -> None:
 def test_ignored_fields_are_named(path: str) -> None:
     declared = set(body_of(path, {}))
     fields: dict[str, Any] = {name: {"a": 1} for name in named("ignored") if name not in declared}
-    fields["repeat_last_n"] = 64
     for some in (list(fields)[:20], list(fields)[20:]):
         answer, asked = answered(path, {name: fields[name] for name in some})
         assert answer.status_code == 200, answer.text
         assert asked and set(some) == set(answer.headers[HEADER].split(", "))
 
 
-@pytest.mark.parametrize("name", named("refused"))
+@pytest.mark.parametrize("name", named("claimed"))
+def test_a_claimed_field_is_a_processors(name: str) -> None:
+    claimed = {field for entry in registry.entries("logits_processor")
+               for field in registry.admin.load_entry(entry).claims}  # fmt: skip
+    assert name in claimed
+
+
+@pytest.mark.parametrize("name", named("refused") + named("claimed"))
 def test_a_refused_field_is_pointed_at(name: str) -> None:
     for path in ASKS:
         if name in body_of(path, {}):

@@ -18,6 +18,7 @@ from dovetail.interfaces.data.request_field import RequestField, RequestFields, 
 from dovetail.unsupported import sentence
 
 KIND = "request_fields"
+_NEEDED = ("mapped", "claimed", "refused")
 _UNKNOWN = RequestField(how="ignored", what="", whose="")
 Names = dict[str, str]
 """Fields here -> the fields as sent."""
@@ -38,7 +39,7 @@ def fault_of(name: str, value: Any, *, is_drawn: bool = True) -> str | None:
     row = known_fields().get(name)
     if row is None or row.how in ("ignored", "honoured") or row.asks_nothing(value):
         return None
-    if row.how == "mapped" and not is_drawn:
+    if row.how in ("mapped", "claimed") and not is_drawn:
         return None
     if row.how == "refused":
         return sentence(row.feature) if row.feature else f"{row.what}."
@@ -54,7 +55,7 @@ def is_hint(name: str) -> bool:
 def is_silent(name: str, value: Any) -> bool:
     """Return whether an unrefused field need not be reported, because its value asks nothing."""
     row = known_fields().get(name)
-    return row is not None and row.how in ("mapped", "refused") and row.asks_nothing(value)
+    return row is not None and row.how in _NEEDED and row.asks_nothing(value)
 
 
 def translated(given: Mapping[str, Any], fields: frozenset[str]) -> tuple[dict[str, Any], Names]:

@@ -39,7 +39,7 @@ class FieldReporter:
         request's owner becomes the user whom its body names."""
         self._is_strict = is_strict
         self._names_users = names_users
-        self._claimed = claimed | {XARGS}
+        self.claimed = claimed | {XARGS}
         self._warned: set[str] = set()
 
     def check(
@@ -56,7 +56,7 @@ class FieldReporter:
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
         extra, is_drawn = body.model_extra or {}, isinstance(body, SamplingFields)
         if is_answered and is_drawn:
-            names = [name for name in names if name not in self._claimed]
+            names = [name for name in names if name not in self.claimed]
         for name in names if is_answered else ():
             fault = fault_of(name, extra.get(name), is_drawn=is_drawn)
             if fault is not None:

@@ -21,17 +21,9 @@ from dovetail.observability.logging import shortened
 from dovetail.server.generate.body.fields import SamplingFields
 
 _COPIED = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logits_processors",
-)
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "logits_processors",
+)  # fmt: skip
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
@@ -74,7 +66,8 @@ def build_sampling(
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise RequestError(f"must be at least n, which is {body.n or 1}.", where="best_of")
     claimed = claimed_fields(engine.spec)
-    extra = extra_args(body.model_extra or {}, claimed)
+    extra = {**engine.spec.default_sampling.get("extra_args", {})}
+    extra |= extra_args(body.model_extra or {}, claimed)
     params = engine.default_params(**{**sampling_fields(body), "extra_args": extra, **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
