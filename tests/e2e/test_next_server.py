@@ -73,7 +73,8 @@ def complete(server: ServerProcess, model: str) -> list[dict[str, object]]:
 
 
 def test_the_process_that_waited_serves(server: ServerProcess) -> None:
-    ahead, answers = waiting(server), {}
+    answers: dict[str, list[dict[str, object]]] = {}
+    ahead = waiting(server)
     for name in "aba":
         answer = complete(server, name)
         assert answers.setdefault(name, answer) == answer

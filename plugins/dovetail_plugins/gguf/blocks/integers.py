@@ -122,14 +122,15 @@ _SIX, _FOUR, _TWO = (byte * 0x01010101 for byte in (0x3F, 0x0F, 0x30))
 def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the scales of a block that begins with two steps and twelve bytes of codes in six
     bits, which are taken four at a time."""
-    scales, offsets, rest = raw.view(torch.int32)[:, 1:4].unbind(1)
+    head = _bytes(raw, 0, 16)
+    scales, offsets, rest = head.view(torch.int32)[:, 1:].t().contiguous()
     codes = torch.stack([scales & _SIX, rest & _FOUR | scales >> 2 & _TWO], dim=1)
     offset_codes = torch.stack([offsets & _SIX, rest >> 4 & _FOUR | offsets >> 2 & _TWO], dim=1)
     return {
         "codes": codes.view(torch.int8),
-        "steps": stored_halves(raw, 0),
+        "steps": stored_halves(head, 0),
         "offset_codes": offset_codes.view(torch.int8),
-        "offset_steps": -stored_halves(raw, 2),
+        "offset_steps": -stored_halves(head, 2),
     }
 
 
