@@ -7,7 +7,14 @@ import gc
 import pytest
 import torch
 
-from dovetail_kernels.cpu.blocks import BLOCK_BYTES, LARGE_PAGE_BYTES, START_BYTES, Blocks, Scratch
+from dovetail_kernels.cpu.blocks import (
+    BLOCK_BYTES,
+    LARGE_PAGE_BYTES,
+    SCRATCH_BYTES,
+    START_BYTES,
+    Blocks,
+    Scratch,
+)
 from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
@@ -73,9 +80,22 @@ def test_scratch_is_lent_again_when_its_last_tensor_is_gone(native: Library) -> 
         del first
         assert lent(3 << 20).data_ptr() != place, "a part of it is"
         del part
-        assert lent(3 << 20).data_ptr() == place
         assert lent(4 << 20).data_ptr() == place
+        smaller = lent(3 << 20)
+        assert smaller.data_ptr() != place, "the smallest that fits"
+        assert lent(3 << 20).data_ptr() == place, "the other is in use"
         last = lent(4 << 20)
         last.fill_(7)
     assert scratch.lend(4 << 20, native).ctypes.data != place, "the block is over"
     assert bool((last == 7).all())
+
+
+def test_scratch_holds_no_more_than_its_bound(native: Library) -> None:
+    scratch = Scratch()
+    with scratch.reused():
+        for part in range(1, 12):
+            scratch.lend(part * SCRATCH_BYTES // 12, native)
+            assert scratch._num_bytes <= SCRATCH_BYTES
+        scratch.lend(2 * SCRATCH_BYTES, native)
+        assert scratch._num_bytes <= SCRATCH_BYTES, "what is larger is not lent again"
+    assert scratch._num_bytes == 0 and not scratch._free

@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
-from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional
+from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional, memory_of
 
 NAMES_SHOWN = 10
 TIED_FIX = (
@@ -118,7 +118,7 @@ def load_parameters(
         if name not in parameters:
             report.unexpected.append(name)
             continue
-        placement = Placement(name=name, piece="", target=parameters[name].data)
+        placement = Placement(name=name, piece="", target=memory_of(parameters[name]))
         fault = _misfit(placement, tensor)
         if fault:
             report.misfits.append(f"{name}: {fault}")
@@ -362,7 +362,7 @@ def _place(
             parameter = owner._parameters.get(word)
             if parameter is None or i + 1 < len(words) or part is not None:
                 return None
-            return [Placement(name=path, piece="", target=parameter.data)]
+            return [Placement(name=path, piece="", target=memory_of(parameter))]
         owner = child
     return None
 

@@ -38,8 +38,8 @@ PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 3
 READ_BYTES = 1 << 20
 PLAIN: dict[str, Any] = {"stdout": STDERR, "stderr": None, "pass_fds": (), "process_group": None}
-AHEAD: dict[str, tuple[dict[str, str], subprocess.Popen[bytes]]] = {}
-"""Module -> a child that imports until `spawn` is to start one in the same environment."""
+AHEAD: dict[str, tuple[object, subprocess.Popen[bytes]]] = {}
+"""Module -> environment and options of a child that imports until `spawn` is to start the same."""
 
 Boot = TypeVar("Boot")
 
@@ -139,7 +139,7 @@ def spawn(
         group, descriptors = 0 if has_own_group else None, (*pass_fds, *channel)
         outputs: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
         options = outputs | {"pass_fds": descriptors, "process_group": group}
-        process = taken(module, environment) if options == PLAIN else None
+        process = taken(module, environment, options)
         process = process or start([module], environment, **options)
     except BaseException:
         if ours:
@@ -158,10 +158,10 @@ def start(words: Sequence[str], environment: Any, **options: Any) -> subprocess.
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, bufsize=0, **options)
 
 
-def taken(module: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+def taken(module: str, *wanted: object) -> subprocess.Popen[bytes] | None:
     """Return the child that was started ahead, if it fits; end another one. Mutates: AHEAD"""
-    own, process = AHEAD.pop(module, ({}, None))
-    if process is None or own == environment:
+    own, process = AHEAD.pop(module, (None, None))
+    if process is None or (own == wanted and process.poll() is None):
         return process
     assert process.stdin is not None
     process.stdin.close()

@@ -45,20 +45,22 @@ def _kernel() -> Kernel:
 def values_of(blocks: torch.Tensor, planes: Sequence[Plane]) -> torch.Tensor:
     """Return the values of blocks. Shapes: blocks [n, S] uint8 -> [n, B] uint8"""
     blocks = blocks.contiguous()
-    num_values = planes[0].num_values
-    values = large_empty(len(blocks) * num_values, needed_library()).view(-1, num_values)
+    args = fields_args(planes, blocks.shape[1])
+    values = large_empty(len(blocks) * args.block_values, needed_library())
+    args.blocks, args.values, args.count = blocks.data_ptr(), values.data_ptr(), len(blocks)
+    _kernel()(ctypes.byref(args))
+    return values.view(-1, args.block_values)
+
+
+def fields_args(planes: Sequence[Plane], block_bytes: int) -> BitFieldsArgs:
+    """Return how blocks hold their values, without blocks."""
     fields = [PlaneArgs(p.start, p.stop - p.start, p.bits, p.run, p.shift) for p in planes]
-    args = BitFieldsArgs(
-        blocks=blocks.data_ptr(),
-        values=values.data_ptr(),
-        count=len(blocks),
-        block_bytes=blocks.shape[1],
-        block_values=values.shape[1],
+    return BitFieldsArgs(
+        block_bytes=block_bytes,
+        block_values=planes[0].num_values,
         num_planes=len(planes),
         planes=(PlaneArgs * MAX_PLANES)(*fields),
     )
-    _kernel()(ctypes.byref(args))
-    return values
 
 
 NATIVE = native_implementation(

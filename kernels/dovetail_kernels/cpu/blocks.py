@@ -20,8 +20,8 @@ from dovetail_kernels.cpu.library import Library
 
 LARGE_PAGE_BYTES = 2 << 20
 BLOCK_BYTES = 32 << 20
-SCRATCH_BYTES = 128 << 20
-"""More is never lent again: a model's largest matrix may take as much as its other layers."""
+SCRATCH_BYTES = 256 << 20
+"""More is not lent again: a model's largest matrix may take as much as its other layers."""
 START_BYTES = 4096
 """Everything in a block starts on a small page, so that its pages can be returned separately."""
 
@@ -62,8 +62,8 @@ class Scratch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
-        self._memory = np.empty(0, dtype=np.uint8)
-        self._lent: weakref.ref[np.ndarray] | None = None
+        self._free: list[np.ndarray] = []
+        self._num_bytes = 0
 
     @contextmanager
     def reused(self) -> Iterator[None]:
@@ -76,19 +76,36 @@ class Scratch:
             with self._lock:
                 self._depth -= 1
                 if not self._depth:
-                    self._memory = np.empty(0, dtype=np.uint8)
+                    self._give_back()
 
     def lend(self, num_bytes: int, library: Library) -> np.ndarray:
-        """Return uninitialised memory on large pages, new if the latest is in use."""
+        """Return uninitialised memory on large pages: the smallest that is free, or new one."""
         with self._lock:
-            is_lent = self._lent is not None and self._lent() is not None
-            if is_lent or not self._depth or num_bytes > SCRATCH_BYTES:
+            if not self._depth or num_bytes > SCRATCH_BYTES:
                 return _new_block(num_bytes, library)
-            if len(self._memory) < num_bytes:
-                self._memory = _new_block(num_bytes, library)
-            lent = self._memory[:num_bytes]
-            self._lent = weakref.ref(lent)
+            fitting = [number for number, one in enumerate(self._free) if len(one) >= num_bytes]
+            if fitting:
+                memory = self._free.pop(min(fitting, key=lambda number: len(self._free[number])))
+            else:
+                if self._num_bytes + num_bytes > SCRATCH_BYTES:
+                    self._give_back()
+                memory = _new_block(num_bytes, library)
+                self._num_bytes += num_bytes
+        lent = memory[:num_bytes]
+        weakref.finalize(lent, self._take_back, memory).atexit = False
         return lent
+
+    def _take_back(self, memory: np.ndarray) -> None:
+        """Take memory whose last tensor is gone. It waits for no lock: garbage may be collected
+        while this thread lends."""
+        self._free.append(memory)
+        if not self._depth:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give the free memory back to the system."""
+        while self._free:
+            self._num_bytes -= len(self._free.pop())
 
 
 def large_empty(num_bytes: int, library: Library) -> torch.Tensor:

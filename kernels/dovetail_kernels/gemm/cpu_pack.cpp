@@ -5,13 +5,46 @@
 
 #include <type_traits>
 
+#include "bit_fields/unpack.h"
 #include "gemm/bfloat16_weights.h"
 #include "gemm/planes.h"
 
 using namespace dt;
 using namespace dt::DT_ISA;
 
+// What gemm_pack_fields is told: the values are fields of blocks, of which each row has a whole
+// number. The pointers and the count of `fields` are not read.
+struct FieldsPackArgs {
+  PackArgs pack;  // its weight: [N, K / block_values, block_bytes]
+  BitFieldsArgs fields;
+};
+
 namespace {
+
+// The rows of a matrix, one byte or more for a value.
+struct PlainRows {
+  const PackArgs& args;
+  bool has_memory() const { return true; }
+  template <class T> const T* row(int64_t row, int) const {
+    return static_cast<const T*>(args.weight) + row * args.in_size;
+  }
+};
+
+// Those of blocks, unpacked into this thread's own memory, which has places for a panel's.
+struct FieldRows {
+  const PackArgs& args;
+  const BitFieldsArgs& fields;
+  uint8_t* memory() const { return static_cast<uint8_t*>(scratch(0, kPanel * args.in_size)); }
+  bool has_memory() const { return memory(); }
+  template <class T> const T* row(int64_t row, int place) const {
+    BitFieldsArgs own = fields;
+    const int64_t blocks = args.in_size / own.block_values;
+    own.blocks = static_cast<const uint8_t*>(args.weight) + row * blocks * own.block_bytes;
+    own.values = memory() + place * args.in_size;
+    unpack_blocks(own, 0, blocks);
+    return reinterpret_cast<const T*>(own.values);
+  }
+};
 
 // Where input k of a panel's column lies, in elements of the format (nibbles for 4 bits).
 struct Place {
@@ -47,13 +80,13 @@ DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
 }
 
 // The rows of a panel that the matrix has, and the column of each. Returns their number.
-template <class T>
-DT_INLINE int source_rows(const PackArgs& args, int64_t panel, const T** rows, int* columns) {
+template <class T, class Rows>
+DT_INLINE int source_rows(const PackArgs& args, const Rows& from, int64_t panel, const T** rows, int* columns) {
   int count = 0;
   for (int column = 0; column < kPanel; ++column) {
     const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
     if (row < 0) continue;
-    rows[count] = static_cast<const T*>(args.weight) + row * args.in_size;
+    rows[count] = from.template row<T>(row, count);
     columns[count++] = column;
   }
   return count;
@@ -63,8 +96,8 @@ DT_INLINE int source_rows(const PackArgs& args, int64_t panel, const T** rows, i
 // places of the cache.
 //
 // `to` is where the panel begins, or where the packed weight does if panels are interleaved.
-template <class T>
-void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
+template <class T, class Rows>
+void pack_panel(const PackArgs& args, const Rows& from, int64_t panel, T* to, T offset = 0) {
   const int64_t step = step_of(args.format), padded = padded_inputs(args.format, args.in_size);
   Place place{step, args.format == kBfloat16};
   if (is_interleaved(args.format)) {
@@ -77,7 +110,7 @@ void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
     memset(static_cast<void*>(to + place(unit, 0)), 0, kPanel * step * sizeof(T));
   const T* rows[kPanel];
   int columns[kPanel];
-  const int num_rows = source_rows(args, panel, rows, columns);
+  const int num_rows = source_rows(args, from, panel, rows, columns);
   if (place.is_bfloat16)
     for (int i = 0; i < num_rows; ++i) columns[i] = bfloat16_place(columns[i]);
   const int64_t whole = args.in_size / step * step;
@@ -112,12 +145,13 @@ template <bool in_order> DT_INLINE uint32_t nibbles(uint64_t bytes) {
 }
 
 // One byte a value, 0 .. 15, becomes a nibble.
-template <bool in_order> void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to) {
+template <bool in_order, class Rows>
+void pack_panel_int4(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to) {
   const int64_t lanes = divide_up(args.in_size, 8), whole = args.in_size / 8;
   memset(to, 0, lanes * kPanel * 4);
   const uint8_t* rows[kPanel];
   int columns[kPanel];
-  const int num_rows = source_rows(args, panel, rows, columns);
+  const int num_rows = source_rows(args, from, panel, rows, columns);
   uint32_t* words = reinterpret_cast<uint32_t*>(to);
   for (int64_t first = 0; first < lanes; first += kLineBytes / 8)
     for (int i = 0; i < num_rows; ++i)
@@ -130,13 +164,14 @@ template <bool in_order> void pack_panel_int4(const PackArgs& args, int64_t pane
 }
 
 // One byte a value becomes bits of planes, sixteen inputs at a time (planes.h).
-void pack_panel_planes(const PackArgs& args, int64_t panel, uint8_t* to, int64_t bytes) {
+template <class Rows>
+void pack_panel_planes(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to, int64_t bytes) {
   memset(to, 0, bytes);
   const int bits = plane_bits(args.format);
   const int64_t units = divide_up(args.in_size, 16), unit_bytes = 2 * bits * kPanel;
   const uint8_t* rows[kPanel];
   int columns[kPanel];
-  const int num_rows = source_rows(args, panel, rows, columns);
+  const int num_rows = source_rows(args, from, panel, rows, columns);
   for (int64_t first = 0; first < units; first += kLineBytes / 16)
     for (int i = 0; i < num_rows; ++i)
       for (int64_t unit = first; unit < units && unit < first + kLineBytes / 16; ++unit) {
@@ -164,29 +199,20 @@ int64_t panel_bytes(int32_t format, int64_t in_size) {
   }
 }
 
-}  // namespace
-
-// Both say how a packed weight will lie: the columns of a panel, and its bytes.
-DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
-DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args.format, args.in_size)); }
-
-// Returns 0, or 1 when packed_bytes is not what the panels take.
-DT_KERNEL(gemm_pack, PackArgs) {
+template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = panel_bytes(args.format, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
+  int status = 0;
   parallel(panels, [&](int64_t panel) {
+    if (!from.has_memory()) return __atomic_store_n(&status, 2, __ATOMIC_RELAXED);
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
     switch (args.format) {
-      case kFloat32: return pack_panel(args, panel, reinterpret_cast<uint32_t*>(to));
-      case kBfloat16:
-      case kBfloat16Bfloat16:
-      case kFloat16: return pack_panel(args, panel, static_cast<uint16_t*>(args.packed));
       case kInt8:
-      case kInt8Int8: return pack_panel(args, panel, to, static_cast<uint8_t>(kInt8Offset));
+      case kInt8Int8: return pack_panel(args, from, panel, to, static_cast<uint8_t>(kInt8Offset));
       case kInt8Float32:
-      case kFloat8: return pack_panel(args, panel, to);
+      case kFloat8: return pack_panel(args, from, panel, to);
       case kInt4:
-      case kTable4: return pack_panel_int4<true>(args, panel, to);
+      case kTable4: return pack_panel_int4<true>(args, from, panel, to);
       case kInt2:
       case kInt3:
       case kInt5:
@@ -194,12 +220,27 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kInt2Int8:
       case kInt3Int8:
       case kInt5Int8:
-      case kInt6Int8: return pack_panel_planes(args, panel, to, bytes);
-      default: return pack_panel_int4<false>(args, panel, to);
+      case kInt6Int8: return pack_panel_planes(args, from, panel, to, bytes);
+      case kInt4Int8: return pack_panel_int4<false>(args, from, panel, to);
+      default: break;
+    }
+    if constexpr (std::is_same_v<Rows, PlainRows>) {  // wider values are never fields
+      if (args.format == kFloat32) return pack_panel(args, from, panel, reinterpret_cast<uint32_t*>(to));
+      return pack_panel(args, from, panel, static_cast<uint16_t*>(args.packed));
     }
   });
-  return 0;
+  return status;
 }
+
+}  // namespace
+
+// Both say how a packed weight will lie: the columns of a panel, and its bytes.
+DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
+DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args.format, args.in_size)); }
+
+// Both return 0, or 1 when packed_bytes is not what the panels take, or 2 without memory.
+DT_KERNEL(gemm_pack, PackArgs) { return pack(args, PlainRows{args}); }
+DT_KERNEL(gemm_pack_fields, FieldsPackArgs) { return pack(args.pack, FieldRows{args.pack, args.fields}); }
 
 // Inputs k .. stop of one column of a panel; k is a multiple of the place's step.
 template <class T, class Value>

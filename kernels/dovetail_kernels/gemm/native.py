@@ -8,14 +8,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from dovetail_kernels.bit_fields.native import fields_args
 from dovetail_kernels.cpu.blocks import BLOCKS
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.row_stride import row_stride
-from dovetail_kernels.gemm.native_args import GemmArgs, GroupArgs, PackArgs, RowsArgs
+from dovetail_kernels.gemm.native_args import (
+    FieldsPackArgs,
+    GemmArgs,
+    GroupArgs,
+    PackArgs,
+    RowsArgs,
+)
 from dovetail_kernels.gemm.native_vectors import (
     halved_codes,
     is_of_vectors,
@@ -43,6 +51,10 @@ KERNELS = {
 ROUNDED = ("float8", "table4", "int8_float32", "int2", "int3", "int4", "int5", "int6")
 """Formats with float activations that are also multiplied by activations in bfloat16: their values
 are exact in it, a table's are rounded to it."""
+NO_MEMORY = 2
+"""What gemm_pack returns without memory."""
+SHARED_BYTES = 64 << 10
+"""Scales of fewer bytes have memory of their own, not whole pages of a block."""
 LOW_CODES = 64
 """The format of scales whose bytes hold another code as well (args.h)."""
 CODES = {name: code for code, name in enumerate((*ACTIVATIONS, "swiglu_oai"))}
@@ -94,18 +106,19 @@ class Packed:
         data, rows = _pack(native, weight, is_gated, pointer)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
-        scales = _spread(weight.scales if codes is None else codes, rows)
-        steps = _spread(weight.steps, rows)
+        spread = partial(_spread, rows=rows, is_gated=is_gated, native=native)
+        scales = spread(weight.scales if codes is None else codes)
+        steps = spread(weight.steps)
         tensors = {
             "packed": data,
             "points": weight.points,
             "scales": scales,
-            "zeros": _spread(weight.zeros, rows),
-            "offsets": None if paired is not None else _spread(weight.offsets, rows),
+            "zeros": spread(weight.zeros),
+            "offsets": None if paired is not None else spread(weight.offsets),
             "steps": steps,
-            "offset_steps": _spread(weight.offset_steps, rows),
+            "offset_steps": spread(weight.offset_steps),
             "table": None if weight.table is None else weight.table.float().contiguous(),
-            "outer": _spread(weight.outer, rows),
+            "outer": spread(weight.outer),
         }
         facts = PackedFacts(
             format=weight.format,
@@ -383,7 +396,15 @@ def _pack(
     num_bytes = len(rows) * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
     packed = BLOCKS.empty(num_bytes, native)
     args.packed, args.packed_bytes = packed.data_ptr(), num_bytes
-    if native.kernel(_prefix(weight) + "_pack", PackArgs)(reference):
+    if weight.fields is None:
+        status = native.kernel(_prefix(weight) + "_pack", PackArgs)(reference)
+    else:
+        fields = fields_args(weight.fields.planes, weight.fields.block_bytes)
+        both = FieldsPackArgs(args, fields)
+        status = native.kernel("gemm_pack_fields", FieldsPackArgs)(ctypes.byref(both))
+    if status == NO_MEMORY:
+        raise MemoryError(f"no memory for rows of {inputs} values")
+    if status:
         raise AssertionError(f"{num_bytes} bytes are not what {outputs} x {inputs} take")
     return packed, rows
 
@@ -405,7 +426,9 @@ def _panel_rows(outputs: int, columns: int, is_gated: bool) -> torch.Tensor:
     return torch.cat([gate.masked_fill(gate >= size, -1), up], dim=1)
 
 
-def _spread(scales: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
+def _spread(
+    scales: torch.Tensor | None, rows: torch.Tensor, is_gated: bool, native: Library
+) -> torch.Tensor | None:
     """Return scales in the order of the panels. Shapes: [N] -> [panels, columns],
     [N, groups] -> [panels, groups, columns]; padding is 0"""
     if scales is None:
@@ -413,9 +436,21 @@ def _spread(scales: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | N
     dtype = scales.dtype
     if dtype == torch.float8_e4m3fn:  # torch picks no rows of these
         scales = scales.view(torch.uint8)
-    padded = torch.cat([scales, torch.zeros_like(scales[:1])])
-    spread = padded[rows]
-    return (spread.transpose(1, 2) if spread.dim() == 3 else spread).contiguous().view(dtype)
+    if len(scales) == rows.numel():  # no padding: panels are views
+        halves = 2 if is_gated else 1
+        sizes = (halves, len(rows), rows.shape[1] // halves)
+        picked = scales.unflatten(0, sizes).transpose(0, 1)
+    else:
+        picked = torch.cat([scales, torch.zeros_like(scales[:1])])[rows].unsqueeze(1)
+    if scales.dim() == 2:
+        picked = picked.movedim(-1, 1)
+    num_bytes = picked.itemsize * picked.numel()
+    if num_bytes >= SHARED_BYTES:
+        memory = BLOCKS.empty(num_bytes, native)
+    else:
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+    memory.view(picked.dtype).view(picked.shape).copy_(picked)
+    return memory.view(dtype).view(len(rows), *scales.shape[1:], rows.shape[1])
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+from dovetail_kernels.bit_fields.native import BitFieldsArgs
 from dovetail_kernels.gemm.native_vectors import VectorArgs
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -59,6 +60,12 @@ class PackArgs(ctypes.Structure):
         ("format", _int32),
         ("is_gated", _int32),
     ]
+
+
+class FieldsPackArgs(ctypes.Structure):
+    """See cpu_pack.cpp."""
+
+    _fields_ = [("pack", PackArgs), ("fields", BitFieldsArgs)]
 
 
 class RowsArgs(ctypes.Structure):

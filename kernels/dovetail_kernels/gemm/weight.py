@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels import bit_fields
+from dovetail_kernels.bit_fields.reference import Plane
+
 FORMATS = (
     "float32",
     "bfloat16",
@@ -68,6 +71,14 @@ SHARED = ("table", "points")
 """Those that all outputs share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where blocks of bytes hold values of up to 8 bits (see the op bit_fields)."""
+
+    planes: tuple[Plane, ...]
+    block_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """A matrix [N, K].
@@ -89,6 +100,8 @@ class Weight:
     output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and their runs of
     it; trits' likewise.
     `order` int64 [K]: column j is input order[j] (for groups of non-adjacent inputs).
+    `fields`: of weights in up to 8 bits, where the values are in blocks of bytes. Then `values` are
+    these blocks, uint8 [N, bytes]; other implementations than the native one unpack them.
     `has_float8_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then
     G is a multiple of 32, if there are several groups.
     `has_token_scales`: products of int8 activations have one scale a row, as the checkpoint's
@@ -109,6 +122,7 @@ class Weight:
     signs: torch.Tensor | None = None
     group: int = 0
     order: torch.Tensor | None = None
+    fields: Fields | None = None
     has_float8_activations: bool = False
     has_token_scales: bool = False
 
@@ -116,6 +130,8 @@ class Weight:
     def shape(self) -> tuple[int, int]:
         """Return (N, K)."""
         outputs, inputs = self.values.shape
+        if self.fields is not None:
+            inputs = inputs // self.fields.block_bytes * self.fields.planes[0].num_values
         if self.points is not None:
             books, _, size = self.points.shape
             inputs = inputs // books * size
@@ -140,6 +156,8 @@ class Weight:
 
     def _in_order(self) -> torch.Tensor:
         """Return the matrix with its columns as stored. Shapes: [N, K] float32"""
+        if self.fields is not None:
+            return unpacked(self)._in_order()
         wide = self.values.float() if self.points is None else pointed(self)
         if self.scales is None:
             return wide
@@ -218,10 +236,30 @@ def usual_zero(format: str) -> int:
     return 1 << (bits - 1) if bits else 0
 
 
+def unpacked(weight: Weight) -> Weight:
+    """Return a matrix with a byte for each of the values that were fields of blocks, without views
+    of these; any other unchanged."""
+    if weight.fields is None:
+        return weight
+    blocks = weight.values.reshape(-1, weight.fields.block_bytes)
+    run = bit_fields.OP.pick(blocks.device.type, torch.uint8)
+    values: torch.Tensor = run(blocks=blocks, planes=weight.fields.planes)
+    values = values.view(len(weight.values), -1)
+    is_signed = weight.format.startswith("int8")
+    own: dict[str, Any] = {
+        name: tensor.contiguous()
+        for name in _PER_OUTPUT
+        if (tensor := getattr(weight, name)) is not None
+    }
+    own["values"] = values.view(torch.int8) if is_signed else values
+    return replace(weight, fields=None, **own)
+
+
 def spelled_out(weight: Weight, dtype: torch.dtype) -> Weight:
     """Return a matrix of trits as one of 2 bits, of vectors as one value by value, for
-    implementations without such products; any other unchanged. Numbers without codes get the
-    activations' dtype."""
+    implementations without such products, and fields as bytes; any other unchanged. Numbers without
+    codes get the activations' dtype."""
+    weight = unpacked(weight)
     if weight.points is not None:
         return _spelled(weight, dtype)
     if not is_trits(weight.format):
@@ -279,7 +317,7 @@ def _kind(weight: Weight) -> tuple[Any, ...]:
     """Return the facts that matrices must share to be stacked."""
     there = (getattr(weight, name) is not None for name in _PER_OUTPUT)
     rounding = (weight.has_float8_activations, weight.has_token_scales)
-    return (weight.format, weight.group, weight.run, *rounding, *there)
+    return (weight.format, weight.group, weight.run, weight.fields, *rounding, *there)
 
 
 def _picked(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

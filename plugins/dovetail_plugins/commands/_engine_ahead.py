@@ -23,22 +23,43 @@ PARALLELISM = "TOKENIZERS_PARALLELISM"
 def engine_ahead(config: Config) -> AbstractContextManager[None]:
     """Return a context in which the engine's process has begun, if it will be one on the CPU."""
     if not _is_one_on_cpu(config):
+        process.taken(ENGINE)
         return nullcontext()
-    return started_ahead(ENGINE, IMPORTED, {PARALLELISM: os.environ.get(PARALLELISM, "false")})
+    return started_ahead(ENGINE, IMPORTED, _engine_variables())
+
+
+def start_engine_ahead() -> None:
+    """Start an engine's process before there is a configuration, where it may be on the CPU."""
+    if not cuda_devices():
+        start_ahead(ENGINE, IMPORTED, _engine_variables())
+
+
+def _engine_variables() -> dict[str, str]:
+    return {PARALLELISM: os.environ.get(PARALLELISM, "false")}
+
+
+def start_ahead(
+    module: str, imported: str, variables: Mapping[str, str], *, has_own_group: bool = False
+) -> None:
+    """Start a child that imports the module `imported` until it gets its boot message: it becomes
+    the first that `spawn` is to start of `module` in the same environment and group. `taken` ends
+    it. Nothing happens if there is one already."""
+    if module in process.AHEAD:
+        return
+    environment = process.child_environment() | dict(variables)
+    options = process.PLAIN | {"process_group": 0 if has_own_group else None}
+    child = process.start([module, imported], environment, **options)
+    process.AHEAD[module] = (environment, options), child
 
 
 @contextmanager
 def started_ahead(module: str, imported: str, variables: Mapping[str, str]) -> Iterator[None]:
-    """Within a with block, have a child that imports the module `imported` until it gets its boot
-    message: the first that `spawn` is to start of `module` in the same environment. Otherwise the
-    child ends."""
-    environment = process.child_environment() | dict(variables)
-    child = process.start([module, imported], environment, **process.PLAIN)
-    process.AHEAD[module] = environment, child
+    """Within a with block, have a child that was started ahead. One that is not needed ends."""
+    start_ahead(module, imported, variables)
     try:
         yield
     finally:
-        process.taken(module, {})
+        process.taken(module)
 
 
 def _is_one_on_cpu(config: Config) -> bool:

@@ -21,6 +21,9 @@ def _serve() -> int:
     from dovetail.config.rules.checks import checked
 
     config = checked(Config.from_fields(process.read_boot(dict[str, Any])))
-    from dovetail.server.launch.serve import run
+    from dovetail_plugins.commands._engine_ahead import engine_ahead
 
-    return run(config)
+    with engine_ahead(config):
+        from dovetail.server.launch.serve import run
+
+        return run(config)

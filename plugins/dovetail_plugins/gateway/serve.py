@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from dovetail.config.config import Config
 from dovetail.config.rules.parallel.placement import launched
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
+from dovetail.processes.process import taken
 from dovetail.server.families import build_apis, choose_apis
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
@@ -27,7 +29,7 @@ from dovetail_plugins.gateway.entries import ANY, ModelEntry, entries_of, offers
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import need_of
 from dovetail_plugins.gateway.model import GatewayModel
-from dovetail_plugins.gateway.server import ModelServer
+from dovetail_plugins.gateway.server import MODULE, ModelServer, start_next
 
 logger = logging.getLogger("dovetail_plugins.gateway")
 
@@ -44,7 +46,10 @@ def run(config: Config, models: Sequence[str | None]) -> int:
             checked = [_checked(entry) for entry in entries]
         _tell_needs(checked)
         serving = _serve(config, checked, list(apis.values()), sock, timer)
-        return run_loop(serving, stopped_while_starting)
+        try:
+            return run_loop(serving, stopped_while_starting)
+        finally:
+            taken(MODULE)
 
 
 def checked_entries(config: Config, models: Sequence[str | None]) -> tuple[ModelEntry, ...]:
@@ -75,14 +80,20 @@ def _tell_needs(models: Sequence[GatewayModel]) -> None:
 
 def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
     """Return the fleet of the models, configured by the flags."""
-    return Fleet(
+
+    def when_ready() -> None:
+        if fleet.may_load:
+            start_next()
+
+    fleet = Fleet(
         models,
-        start=ModelServer,
+        start=partial(ModelServer, when_ready=when_ready),
         wait_s=config.gateway.load_wait_s,
         limit_bytes=config.gateway.models_memory_bytes,
         max_loaded=config.gateway.max_loaded_models,
         catalogue=Catalogue(config) if offers_any(config) else None,
     )
+    return fleet
 
 
 async def _serve(
@@ -104,5 +115,7 @@ async def _serve(
 
     async with fleet:
         await fleet.load_at_start()
+        if fleet.may_load:
+            start_next()
         app = build_gateway(fleet, config.frontend, apis, config.gateway)
         return await ServerLifecycle(app, fleet, config.frontend).run(sock, tell_ready)

@@ -11,6 +11,7 @@ import logging
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +19,14 @@ import psutil
 
 from dovetail.config.config import DEMO_ORIGIN
 from dovetail.errors import DovetailError
-from dovetail.processes.process import Child, spawn
+from dovetail.processes.process import Child, spawn, taken
+from dovetail_plugins.commands._engine_ahead import start_ahead
 from dovetail_plugins.gateway.entries import KEPT, ModelEntry
 from dovetail_plugins.http_client.connections import ConnectionPool
 
 logger = logging.getLogger("dovetail_plugins.gateway")
 MODULE = "dovetail_plugins.commands._server_child"
+IMPORTED = "dovetail_plugins.commands._server_imports"
 READY_PERIOD_S = 0.05
 KILL_WAIT_S = 5.0
 KEEP_ALIVE_S = 86400
@@ -56,14 +59,21 @@ class Server(Protocol):
         """End it gracefully, then by force. May be called after it has ended."""
 
 
-class ModelServer:
-    """The process, its socket, and connections to it."""
+def start_next() -> None:
+    """Start the process of the next model's server: it imports what all of them do meanwhile."""
+    start_ahead(MODULE, IMPORTED, {}, has_own_group=True)
 
-    def __init__(self, entry: ModelEntry) -> None:
-        self._name = entry.name
+
+class ModelServer:
+    """The process, its socket, and connections to it. `when_ready` is called once it is ready."""
+
+    def __init__(self, entry: ModelEntry, when_ready: Callable[[], None] = start_next) -> None:
+        self._name, self._when_ready = entry.name, when_ready
         self._grace_s = entry.config.frontend.shutdown_timeout + KILL_WAIT_S
         self._folder = Path(tempfile.mkdtemp(prefix="dovetail-model-"))
         path = str(self._folder / "socket")
+        if entry.config.frontend.api_server_count > 1:
+            taken(MODULE)  # several share numbers in files, which is decided before imports
         try:
             self._child: Child = spawn(
                 MODULE,
@@ -93,7 +103,7 @@ class ModelServer:
         while (status := self.status) is None:
             with contextlib.suppress(ConnectionError):  # it does not listen yet
                 if (await self.connections.request("GET", "/ready")).status == 200:
-                    return
+                    return self._when_ready()
             await asyncio.sleep(READY_PERIOD_S)
         raise ModelFailed(
             f"its server ended with status {status} before it was ready.",

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import empty_bias, linear_spec
-from dovetail.layers.linear.placement import Placement, WeightHolder
+from dovetail.layers.linear.placement import Placement, WeightHolder, memory_of
 from dovetail_plugins.layers.stored.matrix_linear import plain_linear
 
 
@@ -66,7 +66,8 @@ class Patches(WeightHolder):
         parameter = self._parameters.get(leaf)
         if parameter is None or part is not None:
             return None
-        target = parameter.data if leaf == "bias" else parameter.data.view(self._shape)
+        values = memory_of(parameter)
+        target = values if leaf == "bias" else values.view(self._shape)
         return [Placement(name=leaf, piece="", target=target)]
 
     def pieces(self, leaf: str) -> set[str]:

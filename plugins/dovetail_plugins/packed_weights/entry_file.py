@@ -223,6 +223,22 @@ def mapped_entry(path: Path, key: str, *, checks_tensors: bool = True) -> Mapped
         return MappedEntry(layers=layers, index=index, descriptor=os.dup(file.fileno()))
 
 
+def check(path: Path, key: str) -> None:
+    """Compare every byte of an entry with its checksum. One tensor at a time is in memory.
+
+    Raises: OSError; Damaged if it is not a whole entry of this key
+    """
+    with path.open("rb") as file:
+        index = _index(file)
+        if index.key != key:
+            raise Damaged("it has another key")
+        for name, matrices in index.layers.items():
+            for word, one in (item for matrix in matrices for item in matrix.tensors.items()):
+                first = one.start // _PAGE * _PAGE
+                content = _content(file, first, one.start + one.num_bytes - first)
+                _check(content[one.start - first :], word, name, one)
+
+
 def read_index(path: Path) -> Index:
     """Return an entry's index. Raises: OSError; Damaged"""
     with path.open("rb") as file:

@@ -251,14 +251,21 @@ def _read(path: Path, *, checks_tensors: bool = True) -> MappedEntry | None:
 
 
 def _write(path: Path, model: str, layers: dict[str, list[Matrix]], bound_bytes: int) -> None:
-    """Write an entry; a fault is logged and changes nothing else."""
+    """Write an entry, and compare it with its checksums: the next start need not. A fault is logged
+    and changes nothing else."""
+    key = path.name.removesuffix(SUFFIX)
     try:
         reason = make_room(path.parent, num_bytes_of(layers), bound_bytes)
         if reason is None:
-            entry_file.write(path, path.name.removesuffix(SUFFIX), model, layers)
+            entry_file.write(path, key, model, layers)
             log.info("wrote packed weights to %s", path)
+            entry_file.check(path, key)
+            note_use(path, is_checked=True)
             return
     except OSError as error:
+        reason = str(error)
+    except entry_file.Damaged as error:
+        path.unlink(missing_ok=True)
         reason = str(error)
     log.warning("packed weights are not stored in %s: %s", path.parent, reason)
 

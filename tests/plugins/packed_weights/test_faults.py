@@ -72,8 +72,11 @@ def test_random_faults_never_change_a_product(tmp_path: Path) -> None:
             found = entry_file.read(path, KEY)
         except entry_file.Damaged:
             num_refused += 1
+            with pytest.raises(entry_file.Damaged):
+                entry_file.check(path, KEY)
         else:  # gaps between tensors hold nothing
             assert torch.equal(products(found), expected)
+            entry_file.check(path, KEY)
     assert num_refused > NUM_FAULTS // 2
 
 
@@ -99,6 +102,30 @@ def _fault(whole: bytes, choice: random.Random) -> bytes:
             if len(one) == len(two):
                 content[place : place + size], content[other : other + size] = two, one
     return bytes(content)
+
+
+def test_who_writes_an_entry_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "SETTLED_S", -1.0)
+    path = tmp_path / f"{KEY}{SUFFIX}"
+    loading._write(path, "a model", layers(), 1 << 30)
+    assert folder.is_checked(path)
+
+
+def test_who_writes_a_damaged_entry_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, write = tmp_path / f"{KEY}{SUFFIX}", entry_file.write
+
+    def torn(*args: Any) -> None:
+        write(*args)
+        content = bytearray(path.read_bytes())
+        content[0] ^= 1
+        path.write_bytes(content)
+
+    monkeypatch.setattr(entry_file, "write", torn)
+    loading._write(path, "a model", layers(), 1 << 30)
+    assert not path.exists()
+    assert "is damaged" in caplog.text
 
 
 def test_an_entry_is_checked_again_when_it_has_changed(

@@ -171,6 +171,13 @@ def mark_axes(
     return parameter
 
 
+def memory_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's values, at first with the memory that its `make_memory` returns."""
+    if make_memory := vars(parameter).pop("make_memory", None):
+        parameter.data = make_memory()
+    return parameter.data
+
+
 def is_optional(parameter: nn.Parameter) -> bool:
     """Return whether a checkpoint may lack a parameter."""
     return bool(vars(parameter).get("is_optional"))
@@ -279,13 +286,13 @@ def place_rows(
 ) -> list[Placement]:
     """Return the placements of rows of a checkpoint tensor in a parameter of `local` rows. Packed
     parameters have some entries per row; parameters without rows are whole for each part."""
-    output_axis, input_axis = axes_of(parameter)
-    cuts = _input_cuts(leaf, parameter.shape, input_axis, input_cut)
+    data, (output_axis, input_axis) = memory_of(parameter), axes_of(parameter)
+    cuts = _input_cuts(leaf, data.shape, input_axis, input_cut)
     if output_axis is None:
         pieces = dict.fromkeys(one.piece for one in rows)
-        return [Placement(name=leaf, piece=p, target=parameter.data, cuts=cuts) for p in pieces]
+        return [Placement(name=leaf, piece=p, target=data, cuts=cuts) for p in pieces]
     per = Fraction(parameter.shape[output_axis], local)
-    return [_placed(leaf, parameter.data, output_axis, per, one, cuts) for one in rows]
+    return [_placed(leaf, data, output_axis, per, one, cuts) for one in rows]
 
 
 def _input_cuts(
@@ -310,7 +317,7 @@ def _place_per_part(
     each."""
     cuts = _input_cuts(leaf, parameter.shape[1:], axes_of(parameter)[1], input_cut)
     return [
-        Placement(name=leaf, piece=part.name, target=parameter.data[number], cuts=cuts)
+        Placement(name=leaf, piece=part.name, target=memory_of(parameter)[number], cuts=cuts)
         for number, part in enumerate(parts)
         if wanted in (None, part.name)
     ]

@@ -10,6 +10,12 @@ def halves(raw: torch.Tensor) -> torch.Tensor:
     return raw.contiguous().view(torch.float16).float()
 
 
+def stored_halves(raw: torch.Tensor, start: int, count: int = 1) -> torch.Tensor:
+    """Return float16 numbers from a byte of each block on, as a view. Shapes: [n, even] uint8 ->
+    [n, count] float16"""
+    return raw.view(torch.float16)[:, start // 2 : start // 2 + count]
+
+
 def words(raw: torch.Tensor) -> torch.Tensor:
     """Return unsigned 16-bit numbers. Shapes: [n, 2 S] uint8 -> [n, S] int32"""
     return raw.contiguous().view(torch.int16).int() & 0xFFFF

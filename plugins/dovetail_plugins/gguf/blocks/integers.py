@@ -15,7 +15,7 @@ import torch
 
 from dovetail_kernels import bit_fields
 from dovetail_kernels.bit_fields.reference import Plane
-from dovetail_plugins.gguf.blocks.fields import fields, halves, words
+from dovetail_plugins.gguf.blocks.fields import fields, stored_halves, words
 from dovetail_plugins.gguf.blocks.types import BY_NAME
 from dovetail_plugins.gguf.blocks.vectors import VECTORS, Vectors, vectors
 
@@ -58,7 +58,9 @@ def integers(type_name: str, blocks: torch.Tensor) -> Integers:
         return _spelled(vectors(type_name, blocks))
     layout = LAYOUTS[type_name]
     values = layout.numbers(layout.places(blocks))
-    return Integers(group=layout.group, values=values, **layout.scales(blocks))
+    scales = layout.scales(blocks)
+    steps = {name: t.float() for name, t in scales.items() if t.is_floating_point()}
+    return Integers(group=layout.group, values=values, **scales | steps)
 
 
 def dequantize(type_name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -91,15 +93,15 @@ def _bytes(raw: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 def _step(start: int) -> Scales:
     """Return a reader of one step of 16 bits."""
-    return lambda raw: {"steps": halves(raw[:, start : start + 2])}
+    return lambda raw: {"steps": stored_halves(raw, start)}
 
 
 def _step_and_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"steps": halves(raw[:, :2]), "offset_steps": halves(raw[:, 2:4])}
+    return {"steps": stored_halves(raw, 0), "offset_steps": stored_halves(raw, 2)}
 
 
 def _q2_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    codes, steps = raw[:, :16], halves(raw[:, 80:])
+    codes, steps = raw[:, :16], stored_halves(raw, 80, 2)
     return {
         "codes": (codes & 15).view(torch.int8),
         "steps": steps[:, :1],
@@ -110,40 +112,37 @@ def _q2_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _q3_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     codes = fields(raw[:, 96:104], 4, 8) | fields(raw[:, 104:108], 2, 4) << 4
-    return {"codes": codes.view(torch.int8) - 32, "steps": halves(raw[:, 108:])}
+    return {"codes": codes.view(torch.int8) - 32, "steps": stored_halves(raw, 108)}
 
 
 _SIX, _FOUR, _TWO = (byte * 0x01010101 for byte in (0x3F, 0x0F, 0x30))
 """Masks of each of four bytes."""
 
 
-def _six_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes of scales and of offsets of the K types, four bytes at a time. Shapes:
-    [n, 12] -> 2 x [n, 8]"""
-    scales, offsets, rest = raw.contiguous().view(torch.int32).t().contiguous()
+def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the scales of a block that begins with two steps and twelve bytes of codes in six
+    bits, which are taken four at a time."""
+    head = _bytes(raw, 0, 16)
+    scales, offsets, rest = head.view(torch.int32)[:, 1:].t().contiguous()
     codes = torch.stack([scales & _SIX, rest & _FOUR | scales >> 2 & _TWO], dim=1)
     offset_codes = torch.stack([offsets & _SIX, rest >> 4 & _FOUR | offsets >> 2 & _TWO], dim=1)
-    return codes.view(torch.int8), offset_codes.view(torch.int8)
-
-
-def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the scales of a block that begins with two steps and twelve bytes of codes."""
-    head = _bytes(raw, 0, 16)
-    codes, offset_codes = _six_bits(head[:, 4:])
-    steps, offset_steps = halves(head[:, :2]), -halves(head[:, 2:4])
-    return {"codes": codes, "steps": steps, "offset_codes": offset_codes,
-            "offset_steps": offset_steps}  # fmt: skip
+    return {
+        "codes": codes.view(torch.int8),
+        "steps": stored_halves(head, 0),
+        "offset_codes": offset_codes.view(torch.int8),
+        "offset_steps": -stored_halves(head, 2),
+    }
 
 
 def _q6_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    end = _bytes(raw, 192, 210)
-    return {"codes": end[:, :16].contiguous().view(torch.int8), "steps": halves(end[:, 16:])}
+    codes = _bytes(raw, 192, 208).view(torch.int8)
+    return {"codes": codes, "steps": stored_halves(raw, 208)}
 
 
 def _iq4_xs(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     high = words(raw[:, 2:4]) >> torch.arange(0, 16, 2) & 3
     codes = fields(raw[:, 4:8], 4, 1).view(torch.int8) | (high << 4).to(torch.int8)
-    return {"codes": codes - 32, "steps": halves(raw[:, :2])}
+    return {"codes": codes - 32, "steps": stored_halves(raw, 0)}
 
 
 def _mxfp4(raw: torch.Tensor) -> dict[str, torch.Tensor]:

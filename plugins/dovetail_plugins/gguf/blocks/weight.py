@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail_kernels.gemm.weight import Weight, integer_format
+from dovetail_kernels.gemm.weight import Fields, Weight, integer_format
 from dovetail_plugins.gguf.blocks.integers import LAYOUTS
 from dovetail_plugins.gguf.blocks.types import BY_NAME
 from dovetail_plugins.gguf.blocks.vectors import VECTORS, points, vectors
@@ -66,8 +66,12 @@ def weight_of(type_name: str, rows: torch.Tensor) -> Weight:
 
 def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
     """Return the tensors of the matrix, some rows at a time where torch unpacks them."""
-    if type_name in LAYOUTS and LAYOUTS[type_name].is_native:
-        return _part(type_name, rows)
+    layout = LAYOUTS.get(type_name)
+    if layout is not None and layout.is_native:
+        if _added(type_name):
+            return _part(type_name, rows)
+        fields = Fields(layout.planes, BY_NAME[type_name].block_bytes)
+        return _scales(type_name, rows) | {"values": rows, "fields": fields}
     known = BY_NAME[type_name]
     inputs = rows.shape[1] // known.block_bytes * known.values
     some = max(1, PART_VALUES // inputs)
@@ -82,24 +86,34 @@ def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
 
 
 def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the tensors of some rows. Without codes the steps are the groups' scales."""
+    """Return the tensors of some rows."""
     blocks = rows.reshape(-1, BY_NAME[type_name].block_bytes)
     if type_name in VECTORS:
         return _vector_part(type_name, blocks, len(rows))
-    layout = LAYOUTS[type_name]
-    values, scales = layout.places(blocks), layout.scales(blocks)
-    bits = BITS.get(type_name, 0)
-    if bits == 8:
+    values = LAYOUTS[type_name].places(blocks)
+    if BITS.get(type_name) == 8:
         values = values.view(torch.int8)
-    elif bits and "offset_steps" not in scales:
-        values = values + ((1 << (bits - 1)) - layout.center)
+    elif added := _added(type_name):
+        values = values + added
+    scales = {name: tensor.contiguous() for name, tensor in _scales(type_name, rows).items()}
+    return scales | {"values": values.view(len(rows), -1)}
+
+
+def _added(type_name: str) -> int:
+    """Return what is added to stored values, whose zero point is then the usual one."""
+    bits, center = BITS.get(type_name, 0), LAYOUTS[type_name].center
+    return (1 << (bits - 1)) - center if bits and center else 0
+
+
+def _scales(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
+    """Return the scales of some rows. Without codes the steps are the groups' scales."""
+    scales = LAYOUTS[type_name].scales(rows.reshape(-1, BY_NAME[type_name].block_bytes))
     if "codes" in scales:
         names = {"codes": "scales", "steps": "steps", "offset_codes": "offsets",
                  "offset_steps": "offset_steps"}  # fmt: skip
     else:
         names = {"steps": "scales", "offset_steps": "offsets"}
-    tensors = {"values": values} | {names[name]: tensor for name, tensor in scales.items()}
-    return {name: t.reshape(len(rows), -1) for name, t in tensors.items()}
+    return {names[name]: tensor.reshape(len(rows), -1) for name, tensor in scales.items()}
 
 
 def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
@@ -125,6 +139,8 @@ def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
 
 def _narrow(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Return floats in 16 bits if all of them are exact in one type."""
+    if all(tensor.dtype == torch.float16 for tensor in tensors.values()):
+        return dict(tensors)
     for dtype in (torch.float16, torch.bfloat16):
         narrowed = {name: tensor.to(dtype) for name, tensor in tensors.items()}
         if all(torch.equal(narrowed[name].float(), tensors[name]) for name in tensors):

@@ -24,10 +24,11 @@ from dovetail.interfaces.quantization import (
     weight_tensor,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear.placement import register_stored
+from dovetail.layers.linear.placement import is_optional, register_stored
 from dovetail.layers.opaque import CompilerBoundary
 from dovetail.layers.residual import adds_in_place
-from dovetail_kernels.cpu.library import library
+from dovetail_kernels.cpu.blocks import LARGE_PAGE_BYTES, large_empty
+from dovetail_kernels.cpu.library import Library, library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.layers.stored.products import multiplied
@@ -120,8 +121,8 @@ class MatrixLinear(LinearMethod):
         if native is None or spec.device != "cpu":
             return
         for parameter in layer.parameters(recurse=False):
-            if not parameter.is_meta:  # filling small pages takes as long in the system as copying
-                native.prefer_large_pages(parameter.data_ptr(), parameter.nbytes)
+            if not parameter.is_meta and not is_optional(parameter):
+                _lend_when_filled(parameter, native)
 
     def finish(self, layer: nn.Module) -> None:
         """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""
@@ -182,6 +183,17 @@ class MatrixLinear(LinearMethod):
     def rows(self, layer: nn.Module, index: torch.Tensor) -> torch.Tensor:
         """Return rows of W. Shapes: index [T] int64 -> [T, I]"""
         return self._rows(index, size=self._spec.in_size).to(dtype_of(self._spec.dtype))
+
+
+def _lend_when_filled(parameter: nn.Parameter, native: Library) -> None:
+    """Let a large parameter's memory be that of a layer which has been packed, from its first
+    placement on: filling new pages takes as long in the system as copying. Mutates: parameter"""
+    num_bytes, dtype, shape = parameter.nbytes, parameter.dtype, parameter.shape
+    native.prefer_large_pages(parameter.data_ptr(), num_bytes)  # for who fills it as it is
+    if num_bytes >= LARGE_PAGE_BYTES:
+        vars(parameter)["make_memory"] = lambda: (
+            large_empty(num_bytes, native).view(dtype).view(shape)
+        )
 
 
 class ConvertedLinear(MatrixLinear):
