@@ -124,6 +124,7 @@ def write_nomic_gguf(
         if name.endswith("experts.bias"):
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert ours is not None, name
         values = tensor.numpy()
         if name.endswith((".w1", ".w2")):
             ours = f"{ours}.weight"

@@ -24,7 +24,7 @@ import torch
 from dovetail_kernels.checksum.native import sums_of
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.native import PackedFacts
-from dovetail_plugins.folder_sync import sync_folder
+from dovetail_plugins.durable_files import sync_folder
 from dovetail_plugins.packed_weights.folder import UNFINISHED, hold
 
 MAGIC = b"DTPACKS\x01"

@@ -9,17 +9,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dovetail.json_values import InvalidJson, json_struct
-from dovetail_plugins.folder_sync import sync_folder
+from dovetail_plugins.durable_files import write_whole
 
 logger = logging.getLogger("dovetail_plugins.batch")
-NEW = ".new"
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 
 
@@ -30,24 +28,6 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno in _PASSING
     )
-
-
-def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
-    """Write a file atomically, safe against a crash of the process, and with `syncs` against a
-    crash of the machine. Raises: OSError"""
-    new = path.with_suffix(f".{secrets.token_hex(4)}{NEW}")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            if syncs:
-                os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    if syncs:
-        sync_folder(path.parent)
 
 
 class ResultFile:

@@ -23,7 +23,7 @@ import msgspec
 from dovetail.errors import ConfigError, NotFound, RequestError
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability import metrics
-from dovetail_plugins.apis.batches.disk import NEW, write_whole
+from dovetail_plugins.durable_files import NEW, write_whole
 
 logger = logging.getLogger("dovetail_plugins.batch")
 DAMAGED = metrics.counter(

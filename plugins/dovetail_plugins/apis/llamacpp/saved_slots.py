@@ -29,12 +29,12 @@ from dovetail.server.endpoint import (
     generation_for,
     response_meta,
 )
-from dovetail_plugins.apis.batches.disk import write_whole
 from dovetail_plugins.apis.llamacpp.errors import not_supported
 from dovetail_plugins.apis.llamacpp.prompts import token_ids
 from dovetail_plugins.apis.llamacpp.protocol import CompletionRequest, SlotRequest
 from dovetail_plugins.apis.llamacpp.response import LLAMA
 from dovetail_plugins.apis.llamacpp.slots import SlotPrompt, Slots, SlotsOf
+from dovetail_plugins.durable_files import write_whole
 
 FOLDER = "slots"
 """Where the files are, in the connector's folder."""
