@@ -19,9 +19,7 @@ class RightStore(ModelStore):
     removal = "delete {path}."
 
     def __init__(self, options: Any, places: StorePlaces) -> None:
-        self._folders = [
-            one for root in places.model_dirs for one in sorted(Path(root).iterdir())
-        ]
+        self._folders = [one for root in places.model_dirs for one in sorted(Path(root).iterdir())]
 
     def models(self) -> Iterator[StoredModel]:
         for folder in self._folders:
