@@ -146,7 +146,8 @@ def _shown(facts: dict[str, Any]) -> str:
 
 def metrics_page() -> str:
     """Return every metric family with its names, type, labels and help text."""
-    import dovetail_plugins.gateway.metrics  # noqa: F401 (declares its own)
+    import dovetail_plugins.gateway.metrics
+    import dovetail_plugins.stat_loggers.accounts  # noqa: F401 (declares its own)
     from dovetail.observability import metrics
     from dovetail_plugins.stat_loggers._families import HIDDEN
     from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
