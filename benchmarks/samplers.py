@@ -60,6 +60,7 @@ def main() -> None:
         logits = 3 * torch.randn(count, chosen.words, generator=torch.Generator().manual_seed(0))
         draws = {"in torch": Draw({}, logits, uses_kernels=False)}
         draws |= {", ".join(extra) or "none": Draw(extra, logits) for extra in LINES}
+        draws["xtc_probability, in one row"] = Draw({"xtc_probability": 0.5}, logits, num_rows=1)
         times: dict[str, list[float]] = {name: [] for name in draws}
         for _ in range(chosen.rounds):
             for name, draw in draws.items():
@@ -72,15 +73,22 @@ def main() -> None:
 
 
 class Draw:
-    """A sampler whose rows all have the same fields, after a prompt of 1,000 tokens."""
+    """A sampler whose first `num_rows` rows (None: all) have the fields, after a prompt of 1,000
+    tokens."""
 
     def __init__(
-        self, extra: dict[str, Any], logits: torch.Tensor, *, uses_kernels: bool = True
+        self,
+        extra: dict[str, Any],
+        logits: torch.Tensor,
+        *,
+        uses_kernels: bool = True,
+        num_rows: int | None = None,
     ) -> None:
         self._logits, self._count = logits, len(logits)
         classes: dict[str, type[LogitsProcessor]] = {
             name: registry.load(KIND, name) for name in registry.names(KIND)
         }
+        plain = SamplingParams(**PLAIN, repetition_penalty=1.1)
         params = SamplingParams(**PLAIN, repetition_penalty=1.1, extra_args=extra)
         for cls in classes.values():
             if cls.wants(params):
@@ -90,7 +98,8 @@ class Draw:
         self._outputs: list[list[int]] = [[] for _ in range(self._count)]
         for row, output in enumerate(self._outputs):
             ids = np.random.default_rng(row).integers(0, 500, size=1000).tolist()
-            tokens = RowTokens(row=row, params=params, prompt_ids=ids, output_ids=output, seed=row)
+            own = params if num_rows is None or row < num_rows else plain
+            tokens = RowTokens(row=row, params=own, prompt_ids=ids, output_ids=output, seed=row)
             self._sampler.add_row(tokens, seed=row)
 
     def ms(self) -> float:

@@ -18,7 +18,8 @@ responses, messages and Ollama's API alike, unless the API has a field of that n
 package adds fields with the entry-point group `dovetail.request_fields`.
 
 - **honoured**: the field has this name here, too.
-- **claimed**: a [sampler](../how_to/choose_samplers.md) or another logits processor reads it.
+- **claimed**: a [sampler](../how_to/choose_samplers.md), or another logits processor, reads it
+  under this name.
 - **mapped**: it is read as the field in the table. A fault in it is reported under the name as
   sent. Two fields that say different things are refused; so is a field that this API cannot honour.
 - **ignored**: it changes no answer. The response header `x-dovetail-ignored-fields` names it, as it
