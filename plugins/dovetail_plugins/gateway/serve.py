@@ -80,7 +80,7 @@ def _tell_needs(models: Sequence[GatewayModel]) -> None:
 
 def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
     """Return the fleet of the models, configured by the flags."""
-    fleet = Fleet(
+    fleet: Fleet = Fleet(
         models,
         start=partial(ModelServer, when_ready=lambda: _start_next(fleet)),
         wait_s=config.gateway.load_wait_s,
