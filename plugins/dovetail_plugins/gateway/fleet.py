@@ -91,11 +91,6 @@ class Fleet:
     async def __aexit__(self, *reason: object) -> None:
         await self.shutdown()
 
-    @property
-    def may_load(self) -> bool:
-        """Return whether there are models that are not loaded."""
-        return self.catalogue is not None or not all(one.is_resident for one in self.models)
-
     async def find(self, name: str | None) -> GatewayModel:
         """Return the model with this name; the first model if there is none. The tag that Ollama's
         clients append may be present. Raises: NotFound; RequestError for a model that cannot be

@@ -80,20 +80,21 @@ def _tell_needs(models: Sequence[GatewayModel]) -> None:
 
 def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
     """Return the fleet of the models, configured by the flags."""
-
-    def when_ready() -> None:
-        if fleet.may_load:
-            start_next()
-
-    fleet = Fleet(
+    fleet: Fleet = Fleet(
         models,
-        start=partial(ModelServer, when_ready=when_ready),
+        start=partial(ModelServer, when_ready=lambda: _start_next(fleet)),
         wait_s=config.gateway.load_wait_s,
         limit_bytes=config.gateway.models_memory_bytes,
         max_loaded=config.gateway.max_loaded_models,
         catalogue=Catalogue(config) if offers_any(config) else None,
     )
     return fleet
+
+
+def _start_next(fleet: Fleet) -> None:
+    """Start the next model's server if a model may still be loaded."""
+    if fleet.catalogue is not None or not all(one.is_resident for one in fleet.models):
+        start_next()
 
 
 async def _serve(
@@ -115,7 +116,6 @@ async def _serve(
 
     async with fleet:
         await fleet.load_at_start()
-        if fleet.may_load:
-            start_next()
+        _start_next(fleet)
         app = build_gateway(fleet, config.frontend, apis, config.gateway)
         return await ServerLifecycle(app, fleet, config.frontend).run(sock, tell_ready)
