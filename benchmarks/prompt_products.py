@@ -3,11 +3,11 @@
     python -m benchmarks.prompt_products [--rows 1024] [--threads N] [--rounds 5]
         [--formats bfloat16_bfloat16,int8_int8:128,...] [--models qwen2.5-0.5b,llama-3.1-8b]
 
-The shapes are those of a layer of Qwen2.5-0.5B and of Llama-3.1-8B. A rate is twice the multiply-adds
-over the processor time of all threads, times their number, the median of the rounds; behind it its
-share of the rate that is probed before: of bfloat16 by AMX where the format's activations are
-bfloat16 or bytes, else of float multiply-adds. (Bytes are multiplied twice as fast; their scales, one
-for each 32 inputs of a row, are not.)
+The shapes are those of a layer of Qwen2.5-0.5B and of Llama-3.1-8B. A rate is twice the
+multiply-adds over the processor time of all threads, times their number, the median of the rounds;
+after it comes its share of the rate that is probed first: of bfloat16 by AMX where the format's
+activations are bfloat16 or bytes, else of float multiply-adds. (Bytes are multiplied twice as fast;
+their scales, one for each 32 inputs of a row, are not.)
 """
 
 from __future__ import annotations
