@@ -19,7 +19,7 @@ DIST := --dist loadfile --no-loadscope-reorder
 # any_isa, and for files that go through all sets by themselves (test_small_ops_native and its like):
 # kernels, layers and sampling, and whole models and engines.
 ISA_KERNELS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm_rounded.py \
-  kernels/test_gemm_gpu.py::test_a_row_alone_is_the_row_in_a_batch kernels/test_interpreter.py \
+  kernels/test_gemm_many_rows.py   kernels/test_gemm_gpu.py::test_a_row_alone_is_the_row_in_a_batch kernels/test_interpreter.py \
   kernels/test_paged_attention.py kernels/test_draw.py kernels/test_program.py core/layers \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/gguf/test_types.py plugins/attention/test_native_cpu.py \

@@ -11,14 +11,14 @@
 
 namespace {
 
-// Whether AMX is here with products of bfloat16, and the system lets this process use its registers: it
+// Whether AMX is here with products of bfloat16 and bytes, and the system lets this process use its registers: it
 // must be asked once, before threads use them. Source: Linux, Documentation/arch/x86/xstate.rst
 bool has_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTileAndBfloat16 = 1u << 24 | 1u << 22;  // leaf 7, edx
+  constexpr unsigned kTilesAndProducts = 1u << 25 | 1u << 24 | 1u << 22;  // leaf 7, edx
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTileAndBfloat16) != kTileAndBfloat16) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTilesAndProducts) != kTilesAndProducts) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

@@ -1,8 +1,11 @@
 // What the machine can do at most, measured by the threads that kernels run on: reads of memory,
-// float multiply-adds, byte multiply-adds. The floor that a kernel's time is compared with.
+// float multiply-adds, multiply-adds of bfloat16 by tiles. The floor that a kernel's time is compared with.
 
 #include "pool.h"
 #include "vector.h"
+#if defined(__AMX_TILE__)
+#include "gemm/amx_tiles.h"
+#endif
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -51,4 +54,24 @@ DT_KERNEL(probe_fma, ProbeArgs) {
     args.out[thread_index() * 16] = sum(chain[0]);
   });
   return kLanes;
+}
+
+// Four chains of products of tiles: flops = threads * 8 * rounds * what is returned, 0 where there are no tiles.
+DT_KERNEL(probe_tiles, ProbeArgs) {
+#if defined(__AMX_TILE__)
+  parallel(num_threads() * 8, [&](int64_t) {
+    using namespace amx_tiles;
+    const Registers registers(kRows);
+    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    clear_tile<4>(), clear_tile<5>(), clear_tile<6>(), clear_tile<7>();
+    for (int64_t i = 0; i < args.rounds; ++i)
+      asm volatile(
+          "tdpbf16ps %tmm6, %tmm4, %tmm0; tdpbf16ps %tmm7, %tmm4, %tmm1;"
+          "tdpbf16ps %tmm6, %tmm5, %tmm2; tdpbf16ps %tmm7, %tmm5, %tmm3");
+  });
+  return 4 * 16 * 16 * 32 * 2;
+#else
+  (void)args;
+  return 0;
+#endif
 }

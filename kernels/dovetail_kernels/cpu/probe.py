@@ -29,12 +29,16 @@ class ProbeArgs(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bytes and floating-point operations per second, the best of some short runs."""
+    """Bytes and floating-point operations per second, the best of some short runs.
+
+    `tile_flops_per_s`: of bfloat16 by AMX, None without it; twice that of bytes.
+    """
 
     threads: int
     isa: str
     read_bytes_per_s: float
     flops_per_s: float
+    tile_flops_per_s: float | None
 
 
 def probe(library: Library, *, repeats: int = 5) -> Limits:
@@ -48,12 +52,16 @@ def probe(library: Library, *, repeats: int = 5) -> Limits:
     threads = library.num_threads()
     read_s = min(_time(read, args) for _ in range(repeats))
     fma_s = min(_time(fma, args) for _ in range(repeats))
-    flops = threads * TASKS_PER_THREAD * FMA_ROUNDS * CHAINS * lanes * 2
+    rounds = threads * TASKS_PER_THREAD * FMA_ROUNDS
+    tiles = library.kernel("probe_tiles", ProbeArgs)
+    of_tiles = rounds * tiles(ctypes.byref(args))
+    tiles_s = min(_time(tiles, args) for _ in range(repeats))
     return Limits(
         threads=threads,
         isa=library.isa,
         read_bytes_per_s=READ_BYTES / read_s,
-        flops_per_s=flops / fma_s,
+        flops_per_s=rounds * CHAINS * lanes * 2 / fma_s,
+        tile_flops_per_s=of_tiles / tiles_s if of_tiles else None,
     )
 
 

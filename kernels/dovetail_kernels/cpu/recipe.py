@@ -42,20 +42,20 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
         "avx2": AVX2,
         "avx512": [*AVX2, *AVX512],
         "avx512bf16": [*AVX2, *AVX512, "-mavx512bf16"],
-        "amx": [*AVX2, *AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+        "amx": [*AVX2, *AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     },
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
 BFLOAT16_ISAS = ("avx512bf16", "amx")
 """The sets that multiply pairs of bfloat16 faster than floats; only the first makes such pairs from
 values in groups."""
-ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
+ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_TILE__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 NEEDS = {
     "avx2": ("avx2", "fma"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
     "avx512bf16": ("avx512_bf16",),
-    "amx": ("amx_tile", "amx_bf16"),
+    "amx": ("amx_tile", "amx_bf16", "amx_int8"),
 }
 """The system's names of the features of each set, without those of earlier sets."""
 CPUINFO = Path("/proc/cpuinfo")

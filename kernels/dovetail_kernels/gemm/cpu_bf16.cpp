@@ -9,8 +9,8 @@
 
 #include "gemm/float_weights.h"
 #include "gemm/products.h"
-#if defined(__AMX_BF16__)
-#include "gemm/amx.h"
+#if defined(__AMX_TILE__)
+#include "gemm/amx_bfloat16.h"
 #endif
 
 using namespace dt;
@@ -442,7 +442,7 @@ int multiply(const GroupArgs& group) { return multiply_all<Product<Weight>>(grou
 int multiply_any(const GroupArgs& args) {
   if (!args.count) return 0;
   switch (args.items[0].format) {
-#if defined(__AMX_BF16__)
+#if defined(__AMX_TILE__)
     case kBfloat16Bfloat16: return multiply_all<amx_tiles::Product>(args);
 #else
     case kBfloat16Bfloat16: return multiply<Bfloat16>(args);

@@ -8,6 +8,14 @@
 #include "gemm/grouped.h"
 #include "gemm/integer_rows.h"
 #include "gemm/products.h"
+#if defined(__AMX_TILE__)
+#include "gemm/amx_bytes.h"
+constexpr bool has_amx = true;
+constexpr int64_t kAmxPanels = dt::DT_ISA::amx_tiles::kPanelsBeside;
+#else
+constexpr bool has_amx = false;
+constexpr int64_t kAmxPanels = 1;
+#endif
 
 using namespace dt;
 using namespace dt::DT_ISA;
@@ -20,6 +28,8 @@ namespace {
 struct Int8 {
   using Kind = Int8Rows;
   static constexpr int kRows = kTileRows, kStep = kInt8Step, kStart = kInt8Offset;
+  static constexpr bool may_use_amx = false;
+  static int32_t start(const GemmArgs&) { return kStart; }
   static constexpr int beside = kBeside;  // one row is multiplied by so many panels at once
   static constexpr int64_t kHalf = kLanes * kInt8Step;  // bytes of inputs that lie together
   static constexpr int64_t kLaneBytes = 2 * kHalf;
@@ -151,22 +161,31 @@ DT_INLINE void panels_of_row(const GemmArgs& args, const Rows& rows, int64_t row
 template <class Weight>
 class Product {
  public:
-  explicit Product(const GemmArgs& args) : args_(args), rows_(args, Weight::kStart) {}
+  explicit Product(const GemmArgs& args) : args_(args), rows_(args, Weight::start(args)) {}
   int64_t panel_bytes() const { return Weight::panel_bytes(args_); }
-  static int64_t most_beside(int64_t rows) { return rows > 1 ? 1 : Weight::beside; }
+  static int64_t most_beside(int64_t rows) {
+    if (rows < 2) return Weight::beside;
+    return has_amx && rows >= kLeastAmxRows ? kAmxPanels : 1;
+  }
   bool reserve(const Batch& batch) { return rows_.reserve(batch); }
   void prepare(const Batch& batch) const { rows_.prepare(batch); }
   void panels(const Block& block, int64_t panel, int64_t count) const {
     const GemmArgs& args = *block.args;
     const Rows rows = rows_.of(block);
+#if defined(__AMX_TILE__)
+    if constexpr (Weight::may_use_amx)
+      if (rows_.uses_amx(block))
+        return amx_bytes::multiply_panels<typename Weight::Lying>(args, rows, block, panel, count);
+#endif
     if constexpr (Weight::beside > 1)
-      if (count == Weight::beside) return panels_of_row<Weight>(args, rows, block.row0, panel);
-    multiply_panel<Weight>(args, rows, block.row0, rows_.tiling(block), panel);
+      if (count == Weight::beside && block.rows == 1) return panels_of_row<Weight>(args, rows, block.row0, panel);
+    for (int64_t p = 0; p < count; ++p)
+      multiply_panel<Weight>(args, rows, block.row0, rows_.tiling(block), panel + p);
   }
 
  private:
   const GemmArgs& args_;
-  RoundedRows<typename Weight::Kind, Weight::kRows> rows_;
+  RoundedRows<typename Weight::Kind, Weight::kRows, has_amx && Weight::may_use_amx> rows_;
 };
 
 template <class Weight>

@@ -13,8 +13,8 @@ namespace dt {
 namespace DT_ISA {
 
 // How weights lie: `kStep` inputs of a panel in a lane of `kBits` each. What they stand for is kZero less,
-// unless they have zero points or offsets, which row sums make up for; kStart less still, which is in what
-// sums begin at: add_segment() adds to that, or where kStart is 0 begins itself.
+// unless they have zero points or offsets, which row sums make up for; and kStart less. The sums of a segment
+// begin at what that makes of its rounded inputs: add_segment() adds to it where there is a kStart.
 //
 // Four bits.
 struct Nibbles {
@@ -22,6 +22,16 @@ struct Nibbles {
   using Wider = void;
   static constexpr int kStep = 8, kBits = 4;
   static constexpr int kZero = 8, kStart = 0;
+  // A piece of a panel becomes bytes, [inputs / 4][kPanel][4].
+  static DT_INLINE void widen(const uint8_t* w, int64_t lanes, uint8_t* wide) {
+    const IVec low = iset1(0x0f0f0f0f);
+    for (int64_t i = 0; i < lanes; ++i, w += kPanel * 4, wide += 2 * kPanel * 4)
+      for (int j = 0; j < 2; ++j) {
+        const IVec x = iload(w + j * kLanes * 4);
+        istore(wide + j * kLanes * 4, iand(x, low));
+        istore(wide + (kPanel + j * kLanes) * 4, iand(shift_right<4>(x), low));
+      }
+  }
   // The integer sums of a segment: 8 inputs a 32-bit lane, the first four in the lower nibbles.
   template <int R>
   static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
@@ -233,20 +243,18 @@ constexpr int64_t kAloneInputs = 4096;  // the same of one tile
 struct SpelledFactors {
   int64_t first, count;
   float *scales, *offsets;  // offsets is null where nothing is added
-  DT_INLINE SpelledFactors(const GemmArgs& args, int64_t panel, int64_t first, int64_t count, int zero_point)
+  DT_INLINE SpelledFactors(const GemmArgs& args, int64_t panel, int64_t first, int64_t count)
       : first(first), count(count) {
     const Added added(args, panel);
     scales = static_cast<float*>(scratch(0, 2 * count * kPanel * sizeof(float)));
-    offsets = added.is_there() || zero_point ? scales + count * kPanel : nullptr;
+    offsets = added.is_there() ? scales + count * kPanel : nullptr;
     spell(Factors(args, args.scales, args.steps, panel), scales);
     if (added.offsets.own.at) {
       spell(added.offsets, offsets);
     } else if (offsets) {
-      if (added.zeros.own.at) spell(added.zeros, offsets);
-      for (int64_t i = 0; i < count * kPanel; i += kLanes) {
-        const Vec point = added.zeros.own.at ? load(offsets + i) : set1(static_cast<float>(zero_point));
-        store(offsets + i, sub(zero(), mul(point, load(scales + i))));
-      }
+      spell(added.zeros, offsets);
+      for (int64_t i = 0; i < count * kPanel; i += kLanes)
+        store(offsets + i, sub(zero(), mul(load(offsets + i), load(scales + i))));
     }
   }
 
@@ -280,6 +288,8 @@ template <class Own>
 struct Grouped {
   using Kind = typename Own::Kind;
   using Wider = typename Own::Wider;
+  using Lying = Own;
+  static constexpr bool may_use_amx = true;
   static constexpr bool widens = !std::is_void_v<Wider>;
 #if defined(__AVX512F__)
   static constexpr int kRows = 6;  // a segment's sums and totals, two registers each
@@ -290,6 +300,9 @@ struct Grouped {
 #endif
   static constexpr int kStep = Own::kStep, kStart = Own::kStart, beside = 1;
   static constexpr int64_t kLaneBytes = kStep * Own::kBits * kPanel / 8;
+  // Whether all values have the usual zero point.
+  static bool is_centered(const GemmArgs& args) { return Own::kZero && !args.zeros && !args.offsets; }
+  static int32_t start(const GemmArgs& args) { return Own::kStart + (is_centered(args) ? Own::kZero : 0); }
   // Bytes of so many inputs, a multiple of kStep.
   static int64_t bytes(int64_t inputs) { return inputs * Own::kBits * kPanel / 8; }
   static int64_t panel_bytes(const GemmArgs& args) {
@@ -312,7 +325,7 @@ struct Grouped {
     DT_INLINE Piece(const GemmArgs& args, const Rows& rows, int64_t panel, int64_t k0, int64_t k1, bool may_widen)
         : args(args), rows(rows), k0(k0), k1(k1),
           w(static_cast<const uint8_t*>(args.weight) + panel * panel_bytes(args) + bytes(k0)),
-          factors(args, panel, k0 / rows.group, divide_up(k1, rows.group) - k0 / rows.group, Own::kZero) {
+          factors(args, panel, k0 / rows.group, divide_up(k1, rows.group) - k0 / rows.group) {
       if constexpr (widens)
         if (may_widen) {
           auto* to = static_cast<uint8_t*>(scratch(1, divide_up(k1 - k0, 16) * 16 * kPanel * Wider::kBits / 8));
@@ -328,7 +341,7 @@ struct Grouped {
     }
 
    private:
-    template <class Lying, int R>
+    template <class Found, int R>
     DT_INLINE void add(const uint8_t* w, int64_t first, float* kept, const Prefetch& prefetch) const {
       const auto* a = static_cast<const typename Kind::T*>(rows.values) + first * rows.inputs;
       const float* row_scales = rows.scales + first * rows.segments;
@@ -346,13 +359,17 @@ struct Grouped {
         const Vec scale[2] = {load(factors.scales + g * kPanel), load(factors.scales + g * kPanel + kLanes)};
         for (; k < last; k += rows.segment, ++segment) {
           const int64_t left = last - k;
-          const int64_t lanes = divide_up(left < rows.segment ? left : rows.segment, Lying::kStep);
+          const int64_t lanes = divide_up(left < rows.segment ? left : rows.segment, Found::kStep);
           IVec sums[R][2];
 #pragma GCC unroll 12
           for (int i = 0; i < R && Own::kStart; ++i)
             sums[i][0] = sums[i][1] = iset1(starts[segment * R + i]);
-          Lying::template add_segment<R>(a + k * R, w + (k - k0) * Lying::kBits * kPanel / 8, lanes,
-                                         prefetch.from((k - k0) / Lying::kStep), sums);
+          Found::template add_segment<R>(a + k * R, w + (k - k0) * Found::kBits * kPanel / 8, lanes,
+                                         prefetch.from((k - k0) / Found::kStep), sums);
+          if (Own::kZero && !factors.offsets)
+#pragma GCC unroll 12
+            for (int i = 0; i < R; ++i)
+              for (int j = 0; j < 2; ++j) sums[i][j] = iadd(sums[i][j], iset1(starts[segment * R + i]));
 #pragma GCC unroll 12
           for (int i = 0; i < R; ++i) {
             const Vec x = set1(row_scales[segment * R + i]);

@@ -86,6 +86,7 @@ struct Rows {
   int32_t* starts;  // likewise: what the sums of products begin at, minus the zero point times the inputs
   float* sums;      // [groups, R] for a tile: sums of the rounded inputs
   int64_t inputs;   // K padded
+  int64_t chunk;    // in tiles of AMX: inputs of one; [inputs / chunk][16][chunk] is a tile of rows there
   int64_t segment, segments;
   int64_t group, groups;
   bool has_row_scales;  // all segments of a row have one scale
@@ -152,13 +153,13 @@ struct RowPlace {
   int32_t* starts;
   float* sums;
   int rows, row;
+  int64_t step;  // inputs of a row that lie together
 };
 
 // Inputs k .. stop of a row become integers, those from `end` on zeros; returns their sum.
 template <class Kind>
 DT_INLINE int32_t round_inputs(const float* x, int64_t k, int64_t end, int64_t stop, float inverse,
                                const RowPlace& to) {
-  constexpr int step = Kind::step;
   auto* values = static_cast<typename Kind::T*>(to.values);
   IVec total = iset1(0);
   for (; k < stop; k += kLanes) {
@@ -166,9 +167,13 @@ DT_INLINE int32_t round_inputs(const float* x, int64_t k, int64_t end, int64_t s
     total = iadd(total, q);
     typename Kind::T narrowed[kLanes];
     narrow(q, narrowed);
-    for (int i = 0; i < kLanes && k + i < stop; i += step)
-      memcpy(values + ((k + i) / step * to.rows + to.row) * step, narrowed + i,
-             step * sizeof(typename Kind::T));
+    if (to.step > Kind::step) {  // a multiple of kLanes
+      memcpy(values + (k / to.step * to.rows + to.row) * to.step + k % to.step, narrowed, sizeof narrowed);
+      continue;
+    }
+    for (int i = 0; i < kLanes && k + i < stop; i += Kind::step)
+      memcpy(values + ((k + i) / Kind::step * to.rows + to.row) * Kind::step, narrowed + i,
+             Kind::step * sizeof(typename Kind::T));
   }
   return isum(total);
 }
@@ -191,6 +196,10 @@ DT_INLINE void round_row(const float* x, int64_t size, int32_t zero, const Rows&
       sum += own.scale * static_cast<float>(total);
     }
     to.sums[g * to.rows + to.row] = sum;
+  }
+  if (to.step > Kind::step && rows.inputs % to.step) {
+    auto* last = static_cast<typename Kind::T*>(to.values) + (rows.inputs / to.step * to.rows + to.row) * to.step;
+    memset(last + rows.inputs % to.step, 0, to.step - rows.inputs % to.step);
   }
 }
 
@@ -215,24 +224,44 @@ Rows rows_of(const GemmArgs& args) {
   return to;
 }
 
-// The rounded rows of a batch, in tiles of at most `most` rows.
-template <class Kind, int most>
+constexpr int kAmxRows = 16;       // of a tile
+constexpr int64_t kLeastAmxRows = 96;  // fewer are sooner done without tiles
+
+// How many inputs a tile of AMX has: a segment, or 64 of one; 0 where tiles do not divide segments.
+inline int64_t chunk_of(const Rows& rows) {
+  if (rows.segments == 1 || rows.segment % 64 == 0) return 64;
+  return rows.segment == 16 || rows.segment == 32 ? rows.segment : 0;
+}
+
+// The rounded rows of a batch, in tiles of at most `most` rows; where AMX multiplies them, of kAmxRows.
+template <class Kind, int most, bool may_use_amx = false>
 class RoundedRows {
  public:
   // `zero` is the weights' zero point.
-  RoundedRows(const GemmArgs& args, int32_t zero) : size_(args.in_size), zero_(zero), rows_(rows_of<Kind>(args)) {}
-  static Tiling tiling(const Block& block) { return Tiling(block.rows, most); }
+  RoundedRows(const GemmArgs& args, int32_t zero)
+      : size_(args.in_size), zero_(zero), rows_(rows_of<Kind>(args)) {
+    rows_.chunk = may_use_amx ? chunk_of(rows_) : 0;
+  }
+  bool uses_amx(const Block& block) const { return may_use_amx && rows_.chunk && block.rows >= kLeastAmxRows; }
+  Tiling tiling(const Block& block) const {
+    return uses_amx(block) ? Tiling::whole(block.rows, kAmxRows) : Tiling(block.rows, most);
+  }
   bool reserve(const Batch& batch) {
-    rows_.values = scratch(3, batch.rows * rows_.inputs * sizeof(typename Kind::T));
-    rows_.scales = static_cast<float*>(scratch(4, batch.rows * num_scales() * 4));
+    start_ = batch.blocks;
+    int64_t places = 0;
+    for (int64_t b = 0; b < batch.count; places += places_of(batch.blocks[b++])) before_[b] = places;
+    rows_.values = scratch(3, places * room() * sizeof(typename Kind::T));
+    rows_.scales = static_cast<float*>(scratch(4, places * num_scales() * 4));
     return rows_.values && rows_.scales;
   }
   Rows of(const Block& block) const {
     Rows own = rows_;
-    own.values = static_cast<typename Kind::T*>(own.values) + block.before * own.inputs;
-    own.scales += block.before * num_scales();
-    own.starts = reinterpret_cast<int32_t*>(own.scales + block.rows * own.segments);
-    own.sums = own.scales + 2 * block.rows * own.segments;
+    const int64_t before = before_[&block - start_], places = places_of(block);
+    own.inputs = uses_amx(block) ? room() : own.inputs;
+    own.values = static_cast<typename Kind::T*>(own.values) + before * room();
+    own.scales += before * num_scales();
+    own.starts = reinterpret_cast<int32_t*>(own.scales + places * own.segments);
+    own.sums = own.scales + 2 * places * own.segments;
     return own;
   }
   void prepare(const Batch& batch) const {
@@ -247,7 +276,7 @@ class RoundedRows {
         round(block, tiles, t, static_cast<int>(row - tiles.first_row(t)));
       });
     } else {
-      each_task(batch, [](const Block& block) { return tiling(block).count; },
+      each_task(batch, [&](const Block& block) { return tiling(block).count; },
                 [&](const Block& block, int64_t t) { round_tile(block, t); });
     }
   }
@@ -256,18 +285,28 @@ class RoundedRows {
   int64_t size_;
   int32_t zero_;
   Rows rows_;
+  const Block* start_ = nullptr;
+  int64_t before_[kBlockRows];  // places of earlier blocks
   int64_t num_scales() const { return 2 * rows_.segments + rows_.groups; }  // of a row, and starts and sums
+  // Values of a row, and rows of a block, with the padding of tiles.
+  int64_t room() const {
+    return rows_.chunk ? divide_up(rows_.inputs, rows_.chunk) * rows_.chunk : rows_.inputs;
+  }
+  int64_t places_of(const Block& block) const {
+    return uses_amx(block) ? divide_up(block.rows, kAmxRows) * kAmxRows : block.rows;
+  }
   void round_tile(const Block& block, int64_t t) const {
     const Tiling tiles = tiling(block);
-    for (int i = 0; i < tiles.rows(t); ++i) round(block, tiles, t, i);
+    const int64_t left = block.rows - tiles.first_row(t);
+    for (int i = 0; i < tiles.rows(t) && i < left; ++i) round(block, tiles, t, i);
   }
   void round(const Block& block, const Tiling& tiles, int64_t t, int i) const {
     const Rows to = of(block);
-    const int64_t first = tiles.first_row(t);
+    const int64_t first = tiles.first_row(t), step = uses_amx(block) ? to.chunk : Kind::step;
     auto* values = static_cast<typename Kind::T*>(to.values) + first * to.inputs;
-    round_row<Kind>(block.row(first + i), size_, zero_, to,
+    round_row<Kind>(block.row(first + i), size_, zero_, rows_,
                     {values, to.scales + first * to.segments, to.starts + first * to.segments,
-                     to.sums + first * to.groups, tiles.rows(t), i});
+                     to.sums + first * to.groups, tiles.rows(t), i, step});
   }
 };
 

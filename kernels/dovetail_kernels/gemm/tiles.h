@@ -72,6 +72,8 @@ struct Tiling {
   int64_t count, small, num_large;
   DT_INLINE explicit Tiling(int64_t rows, int64_t most = kTileRows)
       : count(divide_up(rows, most)), small(rows / count), num_large(rows % count) {}
+  // All of one size: the last one may have places without a row.
+  static DT_INLINE Tiling whole(int64_t rows, int64_t size) { return Tiling(divide_up(rows, size) * size, size); }
   DT_INLINE int64_t first_row(int64_t tile) const {
     return tile * small + (tile < num_large ? tile : num_large);
   }

@@ -3,46 +3,19 @@
 // A panel of bfloat16 pairs already lies as AMX reads it: 16 pairs of 16 columns are a tile. Rows are copied
 // into tiles of their own, zeros where there are none: a tile takes the same time whatever is in it, and
 // memory is what few rows wait for. Every output is the same chain of instructions whatever the rows beside
-// it. Source: Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3
+// it.
 #pragma once
 
+#include "gemm/amx_tiles.h"
 #include "gemm/products.h"
 
 namespace dt {
 namespace DT_ISA {
 namespace amx_tiles {
 
-constexpr int64_t kRows = 16;              // of a tile of activations, of sums; columns of sums
 constexpr int64_t kInputs = 32;            // of a tile, in pairs
-constexpr int64_t kTileBytes = 1024;       // 16 rows of 64 bytes
-constexpr int64_t kDepth = 512;            // inputs of a panel that all rows are multiplied by at a time
-constexpr int64_t kStride = kPanel * 4;    // bytes from a pair of a panel, or a row of sums, to the next
+constexpr int64_t kDepth = 256;            // inputs of a panel that all rows are multiplied by at a time
 
-// What the eight tile registers hold: 0 to 3 sums, 4 and 5 activations, 6 and 7 weights. All are full, but
-// that 0, 1 and 4 have no more rows than there are.
-struct alignas(64) Config {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// The tile registers are ours while this lives.
-struct Registers {
-  DT_INLINE explicit Registers(int64_t rows) {
-    Config config;
-    for (int t : {0, 1, 4}) config.rows[t] = static_cast<uint8_t>(rows < kRows ? rows : kRows);
-    asm volatile("ldtilecfg %0" ::"m"(config));
-  }
-  DT_INLINE ~Registers() { asm volatile("tilerelease" ::); }
-};
-
-template <int t> DT_INLINE void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(t)); }
-template <int t> DT_INLINE void load_tile(const void* from, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(t) : "memory");
-}
-template <int t> DT_INLINE void store_tile(void* to, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(t) : "memory");
-}
 template <int sums, int x, int w> DT_INLINE void add_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(w));
 }
@@ -104,31 +77,41 @@ DT_INLINE void piece(const char* a, int64_t apart, const char* w, int64_t blocks
   if (T == 2) store_tile<2>(low, kStride), store_tile<3>(low + kRows, kStride);
 }
 
-// One panel for all rows.
-inline void panel_of_rows(const GemmArgs& args, int64_t row0, int64_t count, const Rows& rows, int64_t panel) {
-  const int64_t pairs = divide_up(args.in_size, 2), whole = pairs / kRows;
+// Some panels for all rows: of many rows a part of the inputs for every panel, then the next, since all
+// of their inputs are more than a core's own cache.
+inline void panels_of_rows(const GemmArgs& args, int64_t row0, int64_t count, const Rows& rows, int64_t panel,
+                           int64_t num_panels) {
+  const int64_t pairs = divide_up(args.in_size, 2), whole = pairs / kRows, c_size = rows.count * kRows * kPanel;
+  auto* c = static_cast<float*>(scratch(2, num_panels * c_size * sizeof(float)));
   const char* packed = static_cast<const char*>(args.weight) + panel * pairs * kStride;
-  auto* c = static_cast<float*>(scratch(2, rows.count * kRows * kPanel * sizeof(float)));
   const Registers registers(count);
-  const auto multiply = [&](const char* w, int64_t first, int64_t blocks) __attribute__((always_inline)) {
-    const int64_t bytes = kRows * kStride, apart = rows.blocks * kTileBytes;
-    const Prefetch next{rows.count <= 2 ? w + 4 * kPrefetchBytes : w + blocks * bytes, bytes};
+  const auto multiply = [&](const char* w, int64_t first, int64_t blocks, float* to, const char* after)
+                            __attribute__((always_inline)) {
+    const int64_t apart = rows.blocks * kTileBytes;
+    const Prefetch next{after, kRows * kStride};
     for (int64_t t = 0; t < rows.count; t += 2) {
       const Prefetch share = next.part(blocks, t / 2, divide_up(rows.count, 2));
-      float* sums = c + t * kRows * kPanel;
+      float* sums = to + t * kRows * kPanel;
       if (t + 1 < rows.count) piece<2>(rows.tile(t, first), apart, w, blocks, sums, first > 0, share);
       else piece<1>(rows.tile(t, first), apart, w, blocks, sums, first > 0, share);
     }
   };
   const int64_t depth = rows.count <= 2 ? whole : kDepth / kInputs;
   for (int64_t block = 0; block < whole; block += depth)
-    multiply(packed + block * kRows * kStride, block, whole - block < depth ? whole - block : depth);
-  if (whole < rows.blocks) {  // the last pairs, zeros after them
-    alignas(64) char last[kRows * kStride] = {};
-    memcpy(last, packed + whole * kRows * kStride, (pairs - whole * kRows) * kStride);
-    multiply(last, whole, 1);
+    for (int64_t p = 0; p < num_panels; ++p) {
+      const char* w = packed + (p * pairs + block * kRows) * kStride;
+      const int64_t some = whole - block < depth ? whole - block : depth;
+      const char* after = p + 1 < num_panels ? w + pairs * kStride : packed + (block + some) * kRows * kStride;
+      multiply(w, block, some, c + p * c_size, rows.count <= 2 ? w + 4 * kPrefetchBytes : after);
+    }
+  for (int64_t p = 0; p < num_panels; ++p) {
+    if (whole < rows.blocks) {  // the last pairs, zeros after them
+      alignas(64) char last[kRows * kStride] = {};
+      memcpy(last, packed + (p * pairs + whole * kRows) * kStride, (pairs - whole * kRows) * kStride);
+      multiply(last, whole, 1, c + p * c_size, last);
+    }
+    finish(args, c + p * c_size, static_cast<int>(count), row0, panel + p);
   }
-  finish(args, c, static_cast<int>(count), row0, panel);
 }
 
 // See products.h.
@@ -136,7 +119,7 @@ class Product {
  public:
   explicit Product(const GemmArgs& args) : args_(args), blocks_(divide_up(args.in_size, kInputs)) {}
   int64_t panel_bytes() const { return divide_up(args_.in_size, 2) * kStride; }
-  static int64_t most_beside(int64_t) { return 1; }
+  static int64_t most_beside(int64_t rows) { return rows < kManyRows ? 1 : kPanelsBeside; }
   bool reserve(const Batch& batch) {
     int64_t tiles = 0;
     for (int64_t b = 0; b < batch.count; ++b) {
@@ -154,8 +137,8 @@ class Product {
                 round_piece(block, of(block), task / pieces, task % pieces * kRoundedBlocks);
               });
   }
-  void panels(const Block& block, int64_t panel, int64_t) const {
-    panel_of_rows(*block.args, block.row0, block.rows, of(block), panel);
+  void panels(const Block& block, int64_t panel, int64_t count) const {
+    panels_of_rows(*block.args, block.row0, block.rows, of(block), panel, count);
   }
 
  private:
