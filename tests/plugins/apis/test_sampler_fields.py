@@ -134,3 +134,8 @@ def test_a_request_overrides_defaults_one_by_one() -> None:
     body = {"prompt": "hi", "typical_p": 1.0}
     assert send(app, "POST", "/v1/completions", body).status_code == 200
     assert engine.asked[-1][1].extra_args == {"typical_p": 1.0, "top_a": 0.3}
+
+
+def test_a_default_that_no_sampler_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_beams cannot have a default"):
+        default_sampling("model", "nowhere", {"num_beams": 2})

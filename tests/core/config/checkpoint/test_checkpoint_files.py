@@ -12,7 +12,6 @@ import pytest
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.sources import model_path
-from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.checkpoint.sources.model_path import find_model, find_tokenizer
 from dovetail.config.checkpoint.sources.weights_check import check_weights, has_weights
 from dovetail.errors import ConfigError
@@ -78,14 +77,6 @@ def test_leftovers_of_training_are_no_weights(tmp_path: Path) -> None:
     assert not has_weights(tmp_path)
 
 
-def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert find_model("models/mine") == tmp_path / "models" / "mine"
-    with pytest.raises(ConfigError, match="has mine"):
-        find_model("./models/yours")
-
-
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     whole = tmp_path / "model.gguf"
     whole.write_text("x", encoding="utf-8")
@@ -95,41 +86,6 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     file.write_text("x", encoding="utf-8")
     with pytest.raises(ConfigError, match="is a file"):
         find_model(str(file))
-
-
-def cached(root: Path, name: str, *, files: dict[str, str]) -> Path:
-    """Lay a model into a hub cache as huggingface_hub does."""
-    repo = root / f"models--{name.replace('/', '--')}"
-    snapshot = repo / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0" * 40, encoding="utf-8")
-    for file, text in files.items():
-        (snapshot / file).write_text(text, encoding="utf-8")
-    return snapshot
-
-
-def test_a_cached_model_starts_without_a_connection(tmp_path: Path) -> None:
-    files = {"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}"}
-    snapshot = cached(tmp_path, "some/model", files=files)
-    assert find_model("some/model", hub=Hub(cache=str(tmp_path))) == snapshot
-    assert find_tokenizer("some/model", Path("elsewhere"), hub=Hub(cache=str(tmp_path))) == snapshot
-
-
-def test_an_unfinished_download_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    snapshot = cached(tmp_path, "some/model", files={"config.json": "{}"})
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        find_model("some/model", hub=Hub(cache=str(tmp_path)))
-    assert find_model("some/model", hub=Hub(cache=str(tmp_path)), needs_weights=False) == snapshot
-
-
-def test_unknown_hub_ids_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match="neither a folder nor complete"):
-        find_model("no/such-model", hub=Hub(cache=str(tmp_path)))
 
 
 def test_a_folder_without_tokenizer(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     assert default_sampling("model", str(tmp_path / "none"), {}) == {}
 
 
-@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": "high"}, {"num_beams": 2}])
+@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": "high"}])
 def test_wrong_sampling_defaults(values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
         default_sampling("model", str(tmp_path), values)
