@@ -53,10 +53,10 @@ def test_the_files_of_each_step_pass_the_check(package: Path) -> None:
     for text in (FILE, with_options()):
         file.write_text(text, encoding="utf-8")
         done = plugins("check", name, cwd=package)
-        line = f"{name}@shortest.py: 18 passed"
+        line = f"{name}@shortest.py: 20 passed"
         assert line in done.stdout and line in TUTORIAL
     other = "scheduling_policy:my_policies/least_work.py:LeastWorkLeft"
-    assert ": 18 passed" in plugins("check", other, cwd=package).stdout
+    assert ": 20 passed" in plugins("check", other, cwd=package).stdout
 
 
 def test_a_failing_clause_is_shown_as_on_the_page(package: Path) -> None:
@@ -83,4 +83,4 @@ def test_the_installed_package_is_listed_and_passes(package: Path) -> None:
     assert re.search(r"shortest_prompt +my-policies +my_policies.shortest:ShortestPrompt", rows)
     name = "scheduling_policy:shortest_prompt"
     done = plugins("check", name, cwd=installed, path=str(installed))
-    assert f"{name}@my-policies: 18 passed" in done.stdout
+    assert f"{name}@my-policies: 20 passed" in done.stdout
