@@ -15,6 +15,8 @@ WORKERS ?= 3
 BESIDE_LINT = $(shell expr $(WORKERS) - 1 \| 1)
 # A file's tests share servers and engines; conftest.py puts the longest files first.
 DIST := --dist loadfile --no-loadscope-reorder
+# The time at which a part of the run begins.
+stage = @date '+%T: $(1)'
 # What computes numbers on a CPU, by ways that differ between instruction sets, but for what is marked
 # any_isa, and for files that go through all sets by themselves (test_small_ops_native and its like):
 # kernels, layers and sampling, and whole models and engines.
@@ -48,13 +50,17 @@ serve: $(VENV)/.serve
 	$(BIN)/dovetail serve --port $(PORT)
 
 test:
+	$(call stage,install and compile)
 	@$(MAKE) --no-print-directory -j3 $(VENV)/.test $(VENV)/.browser kernels
+	$(call stage,test core and lint)
 	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
 	failed=0; $(MAKE) --no-print-directory test-core WORKERS=$(BESIDE_LINT) || failed=1; \
 	wait $$lint || failed=1; cat $(VENV)/lint.log; exit $$failed
+	$(call stage,test everything else)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests -n $(WORKERS) $(DIST) --durations 25 --skip-noted $(VENV)/passed \
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none --note-alone build/passed-alone.txt; }
+	$(call stage,check plugins)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
 
 # Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
@@ -81,6 +87,7 @@ test-kv: $(VENV)/.test
 # and numpy are held to them (tests/support/isa.py says how). ISA=full: all of them on each.
 ISA ?=
 test-isa: $(VENV)/.test
+	$(call stage,test lower instruction sets)
 	$(call on_isa,$(if $(ISA),lower,next),$(ISA_KERNELS) $(ISA_ENGINES))
 	$(if $(ISA),,$(call on_isa,below,$(ISA_KERNELS) $(ISA_ENGINE)))
 
