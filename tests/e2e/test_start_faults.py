@@ -133,7 +133,8 @@ def _coded(folder: Path) -> list[str]:
 
 
 def killing(module: str, after_s: float = 0.0) -> Callable[[subprocess.Popen[str]], None]:
-    """Return what kills the child that runs this module, `after_s` after it can be seen."""
+    """Return what kills each child that runs this module, `after_s` after it can be seen: another
+    takes the place of one that dies while it imports."""
 
     def kill(process: subprocess.Popen[str]) -> None:
         while process.poll() is None:
@@ -142,7 +143,6 @@ def killing(module: str, after_s: float = 0.0) -> Callable[[subprocess.Popen[str
                     if module in child.cmdline():
                         time.sleep(after_s)
                         child.kill()
-                        return
             time.sleep(0.01)
 
     return kill

@@ -163,6 +163,9 @@ def taken(module: str, *wanted: object) -> subprocess.Popen[bytes] | None:
     own, process = AHEAD.pop(module, (None, None))
     if process is None or (own == wanted and process.poll() is None):
         return process
+    if process.poll() is not None:
+        status = process.returncode
+        logger.warning("a child that was to be %s ended early, with status %d", module, status)
     assert process.stdin is not None
     process.stdin.close()
     process.kill()
