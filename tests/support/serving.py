@@ -89,9 +89,10 @@ def app_for(
     return app, made
 
 
-def with_samplers(script: Any = None) -> FakeAsyncEngine:
-    """Return an engine that has the installed logits processors, as every server does."""
-    spec, kind = fake_spec(), "logits_processor"
+def with_samplers(script: Any = None, **changes: Any) -> FakeAsyncEngine:
+    """Return an engine that has the installed logits processors, as every server does, and a spec
+    with changes."""
+    spec, kind = fake_spec(**changes), "logits_processor"
     found = tuple(
         Selection(kind=kind, name=entry.name, target=entry.target)
         for entry in registry.entries(kind)

@@ -21,7 +21,7 @@ from dovetail_testing.fakes.async_engine import (
     fake_spec,
 )
 from support.infill_tokenizer import WithMarkers
-from support.serving import USER, app_for, chat, client_of, events_of, send
+from support.serving import USER, app_for, chat, client_of, events_of, send, with_samplers
 
 FILES = [{"filename": "a.py", "text": "A = 1"}, {"text": "B"}]
 QWEN = LAYOUTS[0]
@@ -30,7 +30,7 @@ QWEN = LAYOUTS[0]
 def infilling(
     layout: InfillTokens = QWEN, bos: int | None = None, **spec: Any
 ) -> tuple[FastAPI, FakeAsyncEngine, WithMarkers]:
-    engine = FakeAsyncEngine(spec=fake_spec(**spec))
+    engine = with_samplers(**spec)
     tokenizer = WithMarkers(layout, bos)
     engine.tokenizer = tokenizer
     app, _ = app_for(engine=engine)

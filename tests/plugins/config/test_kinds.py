@@ -48,6 +48,7 @@ def test_defaults_are_the_kinds_defaults(flag: Flag) -> None:
 def test_text_flags_without_a_kind_are_free_text() -> None:
     free = {
         "allowed_local_media_path",
+        "api_keys_file",
         "chat_template",
         "code_revision",
         "cpu_cores",
@@ -66,6 +67,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "logits_processor_pattern",
         "mmproj",
         "model",
+        "owner_header",
         "otlp_traces_endpoint",
         "pipeline_layer_split",
         "quantization_param_path",
