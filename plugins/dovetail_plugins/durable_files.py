@@ -19,12 +19,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
+def write_whole(
+    path: Path,
+    data: bytes,
+    *,
+    syncs: bool = True,
+    mode: int | None = None,
+    folder: Path | None = None,
+) -> None:
     """Write a file atomically, safe against a crash of the process, and with `syncs` against a
-    crash of the machine. Raises: OSError"""
-    new = path.with_suffix(f".{secrets.token_hex(4)}{NEW}")
+    crash of the machine. It has the permissions `mode` from the start (None: the usual ones).
+    Until it is complete it is in `folder`, on the same disk (None: the file's own). Raises: OSError
+    """
+    unfinished = f"{path.stem}.{secrets.token_hex(4)}{NEW}"
+    new = (folder or path.parent) / unfinished
     try:
-        with new.open("wb") as file:
+        with os.fdopen(_created(new, mode), "wb") as file:
             file.write(data)
             file.flush()
             if syncs:
@@ -35,3 +45,12 @@ def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
         raise
     if syncs:
         sync_folder(path.parent)
+
+
+def _created(path: Path, mode: int | None) -> int:
+    """Create a file with these permissions (None: the usual ones); return its descriptor."""
+    usual = 0o666
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, usual if mode is None else 0)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return descriptor

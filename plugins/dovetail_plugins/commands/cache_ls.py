@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands._table import table_lines
 from dovetail_plugins.packed_weights.folder import cache_folder
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class CacheLsCommand(Command):
             print(f"Nothing is stored in {args.folder or cache_folder()}.")
             return 0
         rows = [COLUMNS, *(_row(facts, size(facts["bytes"])) for facts in found)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-        for row in rows:
-            print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+        print("\n".join(table_lines(rows)))
         return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands._table import table_lines
 
 if TYPE_CHECKING:
     from dovetail_plugins.gates._keys_file import Key
@@ -37,10 +38,7 @@ class KeysLsCommand(Command):
         if args.json:
             print(json.dumps(msgspec.to_builtins(keys), indent=2))
             return 0
-        rows = [COLUMNS, *map(_row, keys)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-        for row in rows:
-            print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+        print("\n".join(table_lines([COLUMNS, *map(_row, keys)])))
         return 0
 
 

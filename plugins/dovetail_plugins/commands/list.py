@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands._table import table_lines
 
 if TYPE_CHECKING:
     from dovetail_plugins.inspect.listing import ListedModel
@@ -55,9 +56,7 @@ def screen(found: Sequence[ListedModel], device: str, free_bytes: int | None) ->
     if not found:
         return ["There is no model on this machine. `dovetail pull ORG/MODEL` fetches one."]
     rows = [COLUMNS, *(_row(one, size(one.model.num_bytes)) for one in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-    lines = [line.rstrip() for line in lines]
+    lines = table_lines(rows)
     lines += [f"{one.model.name}: {one.fault.rstrip('.')}." for one in found if one.fault]
     lines += [f"{one.model.name} {in_words(one.from_disk)}." for one in found if one.from_disk]
     if free_bytes is not None:

@@ -19,6 +19,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail.registry import Entry
 from dovetail.registry.options import options_place
+from dovetail_plugins.commands._table import table_lines
 
 
 class PluginsCommand(Command):
@@ -100,9 +101,9 @@ def _row(entry: Entry, with_status: bool) -> dict[str, Any]:
 
 
 def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    widths = {column: max(len(str(row[column])) for row in rows) for column in columns}
-    for row in rows:
-        print("  ".join(str(row[column]).ljust(widths[column]) for column in columns).rstrip())
+    table = [[str(row[column]) for column in columns] for row in rows]
+    for line in table_lines(table):
+        print(line)
 
 
 def _show(words: Sequence[str], *, as_json: bool) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.commands._table import table_lines
 
 if TYPE_CHECKING:
     from dovetail_plugins.accounts.report import Row
@@ -48,7 +49,7 @@ class UsageCommand(Command):
         folder = args.folder or service.usual_folder()
         if not (folder / ledger.FILE).is_file():
             raise ConfigError(
-                f"there are no accounts in {folder}.",
+                f"{folder} has no accounts.",
                 where=WHERE,
                 fix="start a server with --stat-loggers accounts.",
             )
@@ -74,10 +75,4 @@ def _print(parts: list[str], rows: list[Row]) -> None:
     columns = [*parts, *NUMBERS]
     table = [[name.upper().replace("_", " ") for name in columns]]
     table += [[str(getattr(row, name)) for name in columns] for row in rows]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    for line in table:
-        cells = [
-            cell.ljust(width) if name in parts else cell.rjust(width)
-            for cell, width, name in zip(line, widths, columns, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
+    print("\n".join(table_lines(table, right=range(len(parts), len(columns)))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from fnmatch import fnmatchcase
 
 from starlette.datastructures import Headers
@@ -15,7 +14,7 @@ from dovetail.server.endpoint import FILE_OWNER, as_owner, named_owner
 from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import key_of
 from dovetail_plugins.gates._families import Families
-from dovetail_plugins.gates._keys_file import NAME, Key, KeysFile, hash_of
+from dovetail_plugins.gates._keys_file import NAME, PREFIX, Key, KeysFile, Limits, hash_of
 from dovetail_plugins.gates._limits import Meter
 from dovetail_plugins.gates._visit import KeyVisit, forbidden
 
@@ -32,7 +31,7 @@ class Door:
     def __init__(self, facts: GateFacts) -> None:
         frontend = facts.frontend
         self._facts = facts
-        self._plain = {hash_of(key): _plain_key(key) for key in frontend.api_key}
+        self._plain = {digest: _plain_key(digest) for digest in map(hash_of, frontend.api_key)}
         self._file = KeysFile(frontend.api_keys_file) if frontend.api_keys_file else None
         self._header = (frontend.owner_header or "").lower()
         self._processes = frontend.api_server_count
@@ -111,9 +110,7 @@ class Door:
             if len(self._meters) >= MAX_METERS:
                 self._meters = {n: one for n, one in self._meters.items() if not one.is_idle}
             what = f"{name} with {pattern}" if pattern else name
-            found = self._meters[name, pattern] = Meter(
-                what, Key(name=name).limits, self._processes
-            )
+            found = self._meters[name, pattern] = Meter(what, Limits(), self._processes)
         return found
 
     def _check_family(self, key: Key, scope: Scope) -> None:
@@ -130,10 +127,10 @@ class Door:
             raise forbidden(what, "family_not_allowed")
 
 
-def _plain_key(key: str) -> Key:
-    """Return a key of --api-key, which allows everything."""
-    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    return Key(name=f"key-{digest[:_SHORT]}", admin=True, min_priority=None)
+def _plain_key(digest: str) -> Key:
+    """Return what a key of --api-key with this hash allows: everything."""
+    short = digest.removeprefix(PREFIX)[:_SHORT]
+    return Key(name=f"key-{short}", admin=True, min_priority=None)
 
 
 def _with_headers(send: Send, visit: KeyVisit) -> Send:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import secrets
-import tempfile
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.json_values import InvalidJson, json_value
+from dovetail_plugins.durable_files import write_whole
 
 logger = logging.getLogger("dovetail_plugins.gates")
 FLAG = "--api-keys-file"
@@ -212,7 +212,10 @@ def add_key(path: Path, fields: dict[str, Any]) -> None:
         raise ConfigError(f"there is a key {fields['name']} already.", where=str(path))
     _key(path, len(keys) + 1, fields)
     text += "\n" if text and not text.endswith("\n") else ""
-    _replace(path, text + (_json_row(fields) if is_json_lines(text) else _yaml_row(fields)))
+    text += _json_row(fields) if is_json_lines(text) else _yaml_row(fields)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else _PRIVATE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.encode(), mode=mode)
     read_keys(path)
 
 
@@ -224,16 +227,3 @@ def _yaml_row(fields: dict[str, Any]) -> str:
     import yaml
 
     return yaml.safe_dump([fields], sort_keys=False, allow_unicode=True)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, with the permissions of the one in its place. Raises: OSError"""
-    mode = path.stat().st_mode if path.exists() else _PRIVATE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
-    with os.fdopen(handle, "w", encoding="utf-8") as new:
-        new.write(text)
-        new.flush()
-        os.fsync(new.fileno())
-    Path(name).chmod(mode)
-    Path(name).replace(path)

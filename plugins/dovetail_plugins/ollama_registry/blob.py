@@ -53,6 +53,7 @@ class Blob:
 
 
 Tell = Callable[[Blob, int], None]
+"""Takes a blob, and how many of its bytes are here."""
 
 
 def fetch_blob(

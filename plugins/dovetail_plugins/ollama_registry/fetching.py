@@ -18,15 +18,14 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.json_values import InvalidJson, json_struct
+from dovetail_plugins.durable_files import write_whole
 from dovetail_plugins.model_stores.ollama import HOST, MAX_MANIFEST_BYTES, store_folder
-from dovetail_plugins.ollama_registry.blob import Blob, fetch_blob
+from dovetail_plugins.ollama_registry.blob import Blob, Tell, fetch_blob
 from dovetail_plugins.ollama_registry.names import RegistryName
 from dovetail_plugins.ollama_registry.requests import VARIABLE, opened, registry_errors
 
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 MODEL_TYPE = "application/vnd.ollama.image.model"
-Tell = Callable[[Blob, int], None]
-"""Takes a blob, and how many of its bytes are here."""
 
 
 class _Layer(msgspec.Struct, kw_only=True, rename="camel"):
@@ -51,10 +50,8 @@ def fetch_model(name: RegistryName, *, tell: Tell, say: Callable[[str], None]) -
     say("writing manifest")
     place = store / "manifests" / name.manifest
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=store / "blobs", prefix="manifest-", delete=False) as new:
-        new.write(data)
-    Path(new.name).chmod(0o644)
-    Path(new.name).replace(place)
+    # Whatever is below `manifests` is taken for a model.
+    write_whole(place, data, mode=0o644, folder=store / "blobs")
     return place
 
 

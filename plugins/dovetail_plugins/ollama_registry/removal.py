@@ -22,16 +22,17 @@ class RegistryRemoval:
     @property
     def num_bytes(self) -> int:
         """Return how much becomes free."""
-        return sum(blob.stat().st_size for blob in self._unshared())
+        return sum(blob.stat().st_size for blob in self.blobs())
 
     def run(self) -> None:
         """Delete. Raises: OSError"""
-        blobs = self._unshared()
+        blobs = self.blobs()
         self.manifest.unlink()
         for blob in blobs:
             blob.unlink(missing_ok=True)
 
-    def _unshared(self) -> list[Path]:
+    def blobs(self) -> list[Path]:
+        """Return the files that no other model uses. Raises: OSError, InvalidJson"""
         manifests = (one for one in (self.folder / "manifests").rglob("*") if one.is_file())
         used = {name for one in manifests if one != self.manifest for name in _blob_names(one)}
         own = _blob_names(self.manifest) - used
@@ -45,7 +46,7 @@ def registry_removal(name: str, where: str) -> RegistryRemoval:
     assert store is not None and manifest is not None, "the store has shown this model"
     removal = RegistryRemoval(store, manifest)
     try:
-        removal.num_bytes  # noqa: B018 (raises)
+        removal.blobs()
     except (OSError, InvalidJson) as error:
         raise ConfigError(
             f"a manifest of Ollama's store {store} cannot be read: {error}",
