@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -69,14 +69,17 @@ class Ledger:
     def read_abandoned(self) -> None:
         """Add what ended processes left, and delete their journals. Raises: as `read`"""
         with abandoned(self.folder) as paths:
-            if paths:
-                self.read(paths)
+            if not paths:
+                return
+            self.read(paths)
             for path in paths:
                 path.unlink()
             self.forget([path.name for path in paths])
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Forget the places of journals that are gone. Raises: sqlite3.Error"""
+        if not names:
+            return
         with closing(self.connect()) as db:
             db.executemany("DELETE FROM journals WHERE name = ?", [(name,) for name in names])
 

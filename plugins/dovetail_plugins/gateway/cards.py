@@ -24,8 +24,7 @@ async def show_model(request: Request) -> Response:
     name = request.path_params["name"]
     state = request.app.state.server
     model = await state.fleet.find(name)
-    can = await capabilities_by_name(state.fleet, state.abilities)
-    return JSONResponse(_ability(can.get(model.name)) | _card(state, model, name))
+    return JSONResponse(_ability(model.need.capabilities) | _card(state, model, name))
 
 
 async def all_cards(request: Request) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from dovetail.config.checkpoint.sources.weights_check import (
     weights_bytes,
 )
 from dovetail.interfaces.model_store import StoredModel
-from dovetail_plugins.model_stores._gguf import find_quant, gguf_entries
+from dovetail_plugins.model_stores._gguf import bytes_of, find_quant, gguf_entries
 
 MAX_DEPTH = 3
 """Maximum depth of a model in folders."""
@@ -46,7 +46,7 @@ def _models(
             first = folder / one.files[0]
             yield StoredModel(
                 name=first.relative_to(root).as_posix(), store=store, path=first,
-                num_bytes=sum((folder / file).stat().st_size for file in one.files),
+                num_bytes=bytes_of(folder, one),
                 label=one.label,
             )  # fmt: skip
     if ggufs and folder != root and by_quant:

@@ -54,6 +54,7 @@ class Accounts(StatLogger):
         self._labels: set[str] = set()
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._has_news = False
         folder = Path(options.folder).expanduser() if options.folder else service.usual_folder()
         try:
             self._ledger = Ledger(folder)
@@ -71,6 +72,7 @@ class Accounts(StatLogger):
         if stats.device_s:
             with self._lock:
                 self._seconds[_today(), self._model] += stats.device_s
+            self._has_news = True
 
     def request(self, stats: RequestStats) -> None:
         """Write a request to the journal. Raises: OSError"""
@@ -85,6 +87,7 @@ class Accounts(StatLogger):
                 generated=stats.generated_tokens,
             )
         )
+        self._has_news = True
         label = self._label(owner)
         REQUESTS.labels(label).inc()
         for kind in ("prompt", "cached", "generated"):
@@ -106,6 +109,7 @@ class Accounts(StatLogger):
     def read(self) -> None:
         """Add the journal's new entries to the database. Raises: OSError, sqlite3.Error"""
         with self._reading:
+            self._has_news = False
             with self._lock:
                 seconds, self._seconds = self._seconds, defaultdict(float)
             try:
@@ -114,16 +118,18 @@ class Accounts(StatLogger):
                 with self._lock:
                     for place, value in seconds.items():
                         self._seconds[place] += value
+                self._has_news = True
                 raise
             self._ledger.forget(self._journal.drop_full())
 
     def _read_on(self) -> None:
-        """Read until the end; what fails is tried again, and the log says why once."""
+        """Read what is new until the end; what fails is tried again, and the log says why once."""
         number, has_failed = 0, False
         while not self._has_ended.wait(READ_PERIOD_S):
             number += 1
             try:
-                self.read()
+                if self._has_news:
+                    self.read()
                 if number % LOOK_PERIOD == 0:
                     self._ledger.read_abandoned()
                 has_failed = False

@@ -37,14 +37,14 @@ async def lines_of(
     child: Child | None = None
     try:
         try:
-            call = lambda: spawn(  # noqa: E731
+            child = await asyncio.to_thread(
+                spawn,
                 module,
                 boot | {"pipe": theirs},
                 pass_fds=[theirs],
                 leftovers=leftovers,
                 has_own_group=True,
             )
-            child = await asyncio.to_thread(call)
         finally:
             os.close(theirs)
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
