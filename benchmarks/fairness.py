@@ -21,7 +21,8 @@ from pathlib import Path
 from random import Random
 
 import httpx
-from foundation import serving
+import psutil
+from foundation import processor_s, serving
 from loads import percentile
 
 OWNER = "x-owner"
@@ -63,7 +64,7 @@ async def ask(
 
 
 async def crowd(client: httpx.AsyncClient, count: int, phase: Phase) -> None:
-    """Have so many long requests of A open until cancelled. Mutates: phase"""
+    """Keep `count` long requests of A open until cancelled. Mutates: phase"""
 
     async def again(number: int) -> None:
         random = Random(number)
@@ -73,7 +74,7 @@ async def crowd(client: httpx.AsyncClient, count: int, phase: Phase) -> None:
     await asyncio.gather(*map(again, range(count)))
 
 
-async def measured(url: str, process: object, count: int, seconds: float) -> Phase:
+async def measured(url: str, process: psutil.Process, count: int, seconds: float) -> Phase:
     """Return what a server does with A's crowd (0: without) and B's requests."""
     phase, random = Phase(), Random(7)
     limits = httpx.Limits(max_connections=None)
@@ -97,12 +98,6 @@ async def measured(url: str, process: object, count: int, seconds: float) -> Pha
             task.cancel()
         await asyncio.gather(*open_, others, return_exceptions=True)
     return phase
-
-
-def processor_s(process: object) -> float:
-    """Return the processor time of a server's processes so far."""
-    family = [process, *process.children(recursive=True)]  # type: ignore[attr-defined]
-    return sum(sum(one.cpu_times()[:2]) for one in family)
 
 
 def phase_of(policy: str, count: int, options: argparse.Namespace) -> Phase:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from foundation import processor_s
 
 NUM_CLIENTS = 8
 TEXT_BYTES = 15_000_000
@@ -322,11 +323,11 @@ def _watched(
     the machine."""
     own, watch = psutil.Process(), Watch(port)
     watch.start()
-    before, busy, sent = _cpu_s(own), _busy_s(), _sent_mib()
+    before, busy, sent = processor_s(own), _busy_s(), _sent_mib()
     _go(helpers)
     figures = watch.run(seconds)
     figures.sent_mib_s = (_sent_mib() - sent) / seconds
-    figures.others = max(0.0, _busy_s() - busy - (_cpu_s(own) - before)) / seconds
+    figures.others = max(0.0, _busy_s() - busy - (processor_s(own) - before)) / seconds
     figures.children_mib = _memory(pid)[1]
     return figures
 
@@ -336,12 +337,6 @@ def _go(helpers: Sequence[subprocess.Popen[bytes]]) -> None:
     for helper in helpers:
         assert helper.stdin is not None
         helper.stdin.write(b"\n")
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Return the processor time of a process and of all below it that still run."""
-    family = [process, *process.children(recursive=True)]
-    return sum(sum(member.cpu_times()[:2]) for member in family)
 
 
 def _sent_mib() -> float:

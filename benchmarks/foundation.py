@@ -108,6 +108,12 @@ def resident_bytes(process: psutil.Process) -> int:
     return sum(member.memory_info().rss for member in family)
 
 
+def processor_s(process: psutil.Process) -> float:
+    """Return the processor time of a process and of all below it that still run."""
+    family = [process, *process.children(recursive=True)]
+    return sum(sum(member.cpu_times()[:2]) for member in family)
+
+
 def measure_load(
     url: str, vocab: int, prompt_tokens: int, new_tokens: int, concurrency: int, count: int
 ) -> dict[str, float]:

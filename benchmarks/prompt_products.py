@@ -3,11 +3,11 @@
     python -m benchmarks.prompt_products [--rows 1024] [--threads N] [--rounds 5]
         [--formats bfloat16_bfloat16,int8_int8:128,...] [--models qwen2.5-0.5b,llama-3.1-8b]
 
-The shapes are those of a layer of Qwen2.5-0.5B and of Llama-3.1-8B. A rate is twice the
-multiply-adds over the processor time of all threads, times their number, the median of the rounds;
-after it comes its share of the rate that is probed first: of bfloat16 by AMX where the format's
-activations are bfloat16 or bytes, else of float multiply-adds. (Bytes are multiplied twice as fast;
-their scales, one for each 32 inputs of a row, are not.)
+The matrices are those of one layer of Qwen2.5-0.5B and of Llama-3.1-8B. A rate is twice the
+multiply-adds, divided by a thread's processor time: the median of the rounds. After it comes its
+share of the rate that is probed first: of bfloat16 by AMX where the format's activations are
+bfloat16 or bytes, else of float multiply-adds. (Bytes are multiplied twice as fast; their scales,
+one for each 32 inputs of a row, are not.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Product:
 
 
 def rate(product: Product, rows: int, rounds: int, threads: int) -> float:
-    """Return operations per second, as if every thread had a processor of its own."""
+    """Return operations per second of a thread's processor time, times the threads."""
     packed, x = product.packed(), torch.randn(rows, product.inputs)
     out = torch.empty(rows, packed.out_size)
     packed.multiply_into(out, x)

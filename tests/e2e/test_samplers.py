@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[GenerationResult]:
-    """Return what each request draws by itself."""
+    """Return each request's answer when no other runs."""
     engine = Engine(folder)
     with engine.llm:
         pairs = zip(wishes(), prompts(), strict=True)

@@ -72,7 +72,7 @@ class ModelStore(Plugin):
 
     @abstractmethod
     def find(self, wanted: WantedModel) -> StoredModel | None:
-        """Return a model by name, or None. Other spellings than those of `models` may do too.
+        """Return a model by name, or None. A store may accept other spellings than `models` has.
 
         Raises: ConfigError if several models match
         """

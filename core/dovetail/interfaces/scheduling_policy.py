@@ -76,7 +76,7 @@ class SchedulingPolicy(Plugin):
     def key(self, request: RequestNow) -> tuple[float, ...]:
         """Return the sort key of a request: finite numbers, as many for every request.
 
-        Ties are broken by arrival. A waiting request never evicts a running one.
+        Ties are broken by arrival. A waiting request evicts a running one only by `makes_way`.
         """
 
     def line(self, request: RequestView) -> Hashable:

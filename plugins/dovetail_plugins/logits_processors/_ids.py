@@ -25,7 +25,7 @@ def verify_ids(ids: Iterable[int], vocab_size: int, where: str) -> None:
 
 
 def places(
-    ids: Mapping[int, Sequence[int]], device: torch.device
+    ids: Mapping[int, Sequence[int] | np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return index and token id of every entry, `ids` being each index's; the device is not waited
     for. Shapes: [sum of ids] int64 twice"""

@@ -49,7 +49,7 @@ class View:
 
     @property
     def weight(self) -> float:
-        """Return the weight of its owner's share."""
+        """Return its owner's weight."""
         return self._request.owner[1]
 
     @property

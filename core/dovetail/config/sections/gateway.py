@@ -83,5 +83,5 @@ class GatewayConfig:
         (),
         secret=True,
         metavar="KEY",
-        help="keys that may manage models (--manage-models); without any, those of --api-key may",
+        help="keys that may manage models (--manage-models); by default those of --api-key",
     )

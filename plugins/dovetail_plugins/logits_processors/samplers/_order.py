@@ -157,7 +157,7 @@ def _named(value: Any, where: str, words: Mapping[Any, Any], choices: tuple[Any,
     fix = f"choose among {', '.join(map(str, choices))}."
     for one in value:
         if isinstance(one, bool) or not isinstance(one, str | int) or one not in words:
-            what = f"there is no sampler {json.dumps(one)[:MAX_SHOWN]}."
+            what = f"{json.dumps(one)[:MAX_SHOWN]} is not a sampler."
             raise RequestError(what, where=where, fix=fix, code="unsupported_field")
     names = [words[one] for one in value]
     if len(set(names)) < len(names):

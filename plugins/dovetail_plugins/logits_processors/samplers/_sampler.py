@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ORDERED = "sampler_steps"
 """The entry of `extra_args` for the steps of a request whose order is its own."""
 Values = Mapping[str, float]
+NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The values with which the sampler's own filters leave all tokens."""
 FEW = 8
 """Filters leave few tokens if they leave one in this many."""
 

@@ -11,7 +11,13 @@ from dovetail.errors import PluginError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import PIPELINE
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.logits_processors.samplers._sampler import ORDERED, Rows, Sampler, Values
+from dovetail_plugins.logits_processors.samplers._sampler import (
+    NO_TRUNCATION,
+    ORDERED,
+    Rows,
+    Sampler,
+    Values,
+)
 from dovetail_plugins.logits_processors.samplers.repeat_last_n import (
     MOVED,
     NEUTRAL,
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 KIND = "logits_processor"
-TRUNCATING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class Temperature(Sampler):
@@ -55,13 +60,13 @@ class _Filter(Sampler):
     @classmethod
     def values_of(cls, params: SamplingParams) -> Values:
         """Return the filter's setting."""
-        return {**TRUNCATING, cls.field: getattr(params, cls.field)}
+        return {**NO_TRUNCATION, cls.field: getattr(params, cls.field)}
 
     @classmethod
     def is_on(cls, values: Values) -> bool:
         """Return whether tokens may go."""
         value = values[cls.field]
-        return value > 0 if cls.field == "top_k" else value != TRUNCATING[cls.field]
+        return value > 0 if cls.field == "top_k" else value != NO_TRUNCATION[cls.field]
 
     def shaped(self, logits: torch.Tensor, batch: Rows) -> torch.Tensor:
         """Return the filtered logits. Shapes: [S, V] -> [S, V]"""
@@ -72,15 +77,16 @@ class _Filter(Sampler):
         from dovetail_plugins.logits_processors.samplers._mass import ranked
 
         top_k, top_p, min_p = (
-            np.array([one.values[name] for one in batch.rows]) for name in TRUNCATING
+            np.array([one.values[name] for one in batch.rows]) for name in NO_TRUNCATION
         )
-        if max(batch.min_keep, default=1) > 1:
+        keeps_some = max(batch.min_keep, default=1) > 1
+        if keeps_some:
             floor = ranked(logits, batch.min_keep)
             topmost = torch.where(logits >= floor, logits, -torch.inf)
         with np.errstate(divide="ignore"):
             lowest = np.log(min_p).astype(np.float32)
         filter_top(logits, top_k.astype(np.int64), top_p.astype(np.float64), lowest)
-        return torch.maximum(logits, topmost) if max(batch.min_keep, default=1) > 1 else logits
+        return torch.maximum(logits, topmost) if keeps_some else logits
 
 
 class TopK(_Filter):
@@ -139,7 +145,7 @@ def _installed() -> list[tuple[str, type[Sampler]]]:
 
 def without(params: SamplingParams, names: set[str]) -> dict[str, Any]:
     """Return the fields of params that turn these steps off."""
-    off: dict[str, Any] = {name: TRUNCATING[name] for name in names & TRUNCATING.keys()}
+    off: dict[str, Any] = {name: NO_TRUNCATION[name] for name in names & NO_TRUNCATION.keys()}
     if "penalties" in names:
         off |= NEUTRAL
     if "temperature" in names and params.temperature > 0.0:
@@ -152,13 +158,13 @@ def without(params: SamplingParams, names: set[str]) -> dict[str, Any]:
 
 
 def taken_apart(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of params with which the sampler does no step of its own but the draw."""
+    """Return fields that turn the sampler's own steps off, except the draw."""
     apart = moved(params)
-    own = {name: getattr(params, name) for name in ("temperature", *TRUNCATING)}
+    own = {name: getattr(params, name) for name in ("temperature", *NO_TRUNCATION)}
     temperature = 1.0 if params.temperature > 0.0 else 0.0
     return {
         **{name: getattr(apart, name) for name in apart.__struct_fields__ if "penalty" in name},
-        **TRUNCATING,
+        **NO_TRUNCATION,
         "temperature": temperature,
         "extra_args": {**apart.extra_args, ORDERED: {"own": own}},
     }

@@ -7,7 +7,6 @@ llama.cpp's server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,14 +123,14 @@ class Dry(Sampler):
         logits[at] -= torch.from_numpy(minus).to(logits.device)
         return logits
 
-    def _penalties(self, row: int, values: Values) -> tuple[Sequence[int], np.ndarray]:
+    def _penalties(self, row: int, values: Values) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens that would continue a repetition, and what they lose."""
         allowed = int(values["dry_allowed_length"])
         ids, lengths = self._repeats[row].continued(allowed)
         is_known = ids < self.vocab_size
         power = np.minimum((lengths[is_known] - allowed) * np.log(values["dry_base"]), 60.0)
         minus = np.minimum(values["dry_multiplier"] * np.exp(power), LARGEST)
-        return ids[is_known], minus  # type: ignore[return-value]
+        return ids[is_known], minus
 
 
 def breakers_of(params: SamplingParams) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class EncoderRepetitionPenalty(Sampler):
         import torch
 
         ids = {index: self._ids[one.tokens.row] for index, one in enumerate(batch.rows)}
-        at = places(ids, logits.device)  # type: ignore[arg-type]
+        at = places(ids, logits.device)
         factors = batch.column(FIELD).flatten().float()[at[0]]
         values = logits[at]
         logits[at] = torch.where(values > 0, values * factors, values / factors)

@@ -18,7 +18,12 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.logits_processors.samplers._feedback import FeedbackSampler, State
-from dovetail_plugins.logits_processors.samplers._sampler import Rows, Setting, Values
+from dovetail_plugins.logits_processors.samplers._sampler import (
+    NO_TRUNCATION,
+    Rows,
+    Setting,
+    Values,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +32,6 @@ if TYPE_CHECKING:
 
 NUM_RANKS = 100
 """The most likely tokens by which version 1 estimates how the probabilities fall."""
-TEMPERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class Mirostat(FeedbackSampler):
@@ -60,7 +64,7 @@ class Mirostat(FeedbackSampler):
     @classmethod
     def prepared(cls, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
         """Return the params without other truncation."""
-        return msgspec.structs.replace(params, **TEMPERED)
+        return msgspec.structs.replace(params, **NO_TRUNCATION)
 
     @classmethod
     def first_state(cls, values: Values) -> State:

@@ -6,7 +6,6 @@ et al., "CTRL", 2019.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -118,7 +117,7 @@ def moved(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **NEUTRAL, extra_args={**params.extra_args, MOVED: own})
 
 
-def _seen(tokens: RowTokens, values: Values) -> tuple[Sequence[int], np.ndarray, np.ndarray]:
+def _seen(tokens: RowTokens, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the distinct tokens of the window, the factor of each, and what is subtracted."""
     prompt = np.asarray(tokens.prompt_ids, dtype=np.int64)
     output = np.asarray(tokens.output_ids, dtype=np.int64)
@@ -132,4 +131,4 @@ def _seen(tokens: RowTokens, values: Values) -> tuple[Sequence[int], np.ndarray,
         ids, counts = np.unique(text[-window:], return_counts=True)
     minus = values["frequency_penalty"] * counts + values["presence_penalty"] * (counts > 0)
     factor = np.full(len(ids), values["repetition_penalty"], dtype=np.float32)
-    return ids, factor, minus.astype(np.float32)  # type: ignore[return-value]
+    return ids, factor, minus.astype(np.float32)
