@@ -49,7 +49,6 @@ SHARED = set(
         "inspect",
         "joining",
         "layers",
-        "created_models",
         "media_processors",
         "modelfile",
         "ollama_registry",
@@ -58,6 +57,7 @@ SHARED = set(
         "ranks",
         "syntax",
         "packed_weights",
+        "tune",
     ]
 )
 """Folders of what plugins share, which hold none."""

@@ -16,17 +16,23 @@ CHARACTERS_PER_TOKEN = 32
 
 
 def windows_of(
-    path: str, tokenizer: Tokenizer, *, num_tokens: int, longest_tokens: int
+    path: str,
+    tokenizer: Tokenizer,
+    *,
+    num_tokens: int,
+    longest_tokens: int,
+    where: str = "--calibration",
 ) -> torch.Tensor:
-    """Return the first tokens of a text file in windows of equal length. Shapes: -> [S, L] int64
+    """Return the first tokens of a text file in windows of equal length. `where` is the flag that
+    names the file. Shapes: -> [S, L] int64
 
     Raises: ConfigError if the file cannot be read or is too short.
     """
-    token_ids = tokenizer.encode(_read(path, num_tokens * CHARACTERS_PER_TOKEN))[:num_tokens]
+    token_ids = tokenizer.encode(_read(path, num_tokens * CHARACTERS_PER_TOKEN, where))[:num_tokens]
     if len(token_ids) < LEAST_TOKENS:
         raise ConfigError(
-            f"{len(token_ids)} tokens of text are too few to calibrate with.",
-            where=f"--calibration {path}",
+            f"{len(token_ids)} tokens of text are too few.",
+            where=f"{where} {path}",
             fix="give a few hundred kB of text similar to the model's later input.",
         )
     length = min(WINDOW_TOKENS, longest_tokens, len(token_ids))
@@ -36,13 +42,13 @@ def windows_of(
     return torch.tensor(token_ids[: count * length]).view(count, length)
 
 
-def _read(path: str, num_characters: int) -> str:
+def _read(path: str, num_characters: int, where: str) -> str:
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(num_characters)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot be read: {error}.",
-            where=f"--calibration {path}",
+            where=f"{where} {path}",
             fix="name a text file in UTF-8.",
         ) from error
