@@ -12,11 +12,12 @@ from typing import ClassVar
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data.spec import CLASSES, ModelSpec
+from dovetail.interfaces.data.spec import CLASSES, WORD_WEIGHTS, ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+from dovetail_plugins.layers.word_weights import WordWeights
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,18 @@ FUSED = {
 TOKEN_HEAD: Renames = (("classifier.", "head."),)
 OWN_HEAD: Renames = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
 """Names of a head of prompts that has both of its matrices to itself."""
+WORD_HEAD: Renames = (
+    ("cls.predictions.transform.dense.", "head.dense."),
+    ("cls.predictions.transform.LayerNorm.", "head.norm."),
+    ("cls.predictions.bias", "head.bias"),
+)
+"""Names of a masked language model's head, whose last matrix is the table of words."""
 POOLER = "pooler."
+UNUSED_TABLES = ("embeddings.position_ids", "inv_freq", "seq_relationship.")
+TIED_WORDS = ("predictions.decoder.", "lm_head.decoder.", "vocab_projector.weight")
+"""The last matrix of that head, once more."""
 UNUSED = (
-    *("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq"),
+    *("cls.", "lm_head.", "_predictions.", *UNUSED_TABLES),
     *("dense_2.", "dense_3."),
 )
 """Extra tensors of masked language models, tables that are computed, and the layers behind a pooler
@@ -73,6 +83,8 @@ class BertModel(EncoderModel):
         ("classifier.", "head.out."),
     )
 
+    word_head: ClassVar[Renames] = WORD_HEAD
+
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
         """Return the usual settings. Raises: ConfigError for positions that are not learned"""
@@ -86,7 +98,13 @@ class BertModel(EncoderModel):
         return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
+        """Return the classifier: of a prompt through the pooler's matrix, of tokens without; or the
+        head that weighs words."""
+        if context.model.head == WORD_WEIGHTS:
+            config = self.encoder_config(context.model)
+            return WordWeights(
+                context, self.embeddings.words, act=config.hidden_act, norm_eps=config.norm_eps
+            )
         if context.model.head != CLASSES:
             return super().build_head(context)
         if not context.model.hf_config.get("has_no_pooler"):
@@ -102,13 +120,16 @@ class BertModel(EncoderModel):
         to_head = TOKEN_HEAD
         if isinstance(self.head, DenseClasses):
             to_head = self.prompt_head
+        if isinstance(self.head, WordWeights):
+            to_head = self.word_head
+        unused = UNUSED if to_head is not self.word_head else (*TIED_WORDS, *UNUSED_TABLES)
         is_pooled = any(old.startswith(POOLER) for old, _ in to_head)
         return WeightMap(
             prefixes=tuple((prefix, "") for prefix in self.prefixes),
             renames=(*self.renames, *to_head),
             fused=self.fused,
             ignored=(
-                *UNUSED,
+                *unused,
                 *(() if is_pooled else (POOLER,)),
                 *(() if self.head is not None else ("classifier.",)),
             ),

@@ -42,6 +42,12 @@ class DistilBertModel(BertModel):
     fused = FUSED
     prompt_head = (("pre_classifier.", "head.dense."), ("classifier.", "head.out."))
 
+    word_head = (
+        ("vocab_transform.", "head.dense."),
+        ("vocab_layer_norm.", "head.norm."),
+        ("vocab_projector.bias", "head.bias"),
+    )
+
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
         """Return how it differs: it does not distinguish the texts of a prompt."""

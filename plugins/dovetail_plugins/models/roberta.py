@@ -18,3 +18,8 @@ class RobertaModel(BertModel):
     )
     prefixes = ("roberta.",)
     prompt_head = OWN_HEAD
+    word_head = (
+        ("lm_head.dense.", "head.dense."),
+        ("lm_head.layer_norm.", "head.norm."),
+        ("lm_head.bias", "head.bias"),
+    )

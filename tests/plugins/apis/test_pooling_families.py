@@ -137,6 +137,8 @@ def test_text_embeddings_inference() -> None:
     assert told(app, "/embed", body) == plain
     per_token = told(app, "/embed_all", {"inputs": "ab"})
     assert per_token == [numbers("ab", task="token_embed", is_normalized=False)]
+    dense = send(app, "POST", "/embed_sparse", {"inputs": "a"})
+    assert dense.status_code == 400 and "dense vectors" in dense.json()["error"]
     long = {"inputs": "x" * 100}
     assert send(app, "POST", "/embed", long).json()["error_type"] == "Validation"
     told(app, "/embed", long | {"truncate": True})

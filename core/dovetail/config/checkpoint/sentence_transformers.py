@@ -34,7 +34,8 @@ _UNUSUAL = {
     "pooling_mode_weightedmean_tokens": "a mean weighted by position",
 }
 _WITHOUT_EFFECT = ("Dropout",)
-_KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", *_WITHOUT_EFFECT)
+_TRANSFORMERS, _SPLADE = ("Transformer", "MLMTransformer"), "SpladePooling"
+_KNOWN = (*_TRANSFORMERS, "Pooling", _SPLADE, "Dense", "LayerNorm", "Normalize", *_WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class SentenceSettings:
     gets a vector. `max_tokens` is the maximum prompt length. `prompts` maps names to text that is
     prepended; `default_prompt` is used if a request names none. `includes_prompt`: tokens of
     prompts are pooled too. `lowers_case`: text is lowercased. `has_modules`: the folder has a
-    modules.json."""
+    modules.json. `is_sparse`: vectors are weights of the vocabulary's words (SPLADE)."""
 
     pooler: str | None = None
     projections: tuple[ProjectionSpec, ...] = ()
@@ -54,6 +55,7 @@ class SentenceSettings:
     includes_prompt: bool = True
     lowers_case: bool = False
     has_modules: bool = False
+    is_sparse: bool = False
 
 
 def sentence_settings(
@@ -78,10 +80,12 @@ def sentence_settings(
                 where=str(file),
                 fix=f"there are: {', '.join(_KNOWN)}.",
             )
-        if name == "Transformer":
+        if name in _TRANSFORMERS:
             found |= _transformer(path)
         elif name == "Pooling":
             found |= _pooling(path / "config.json")
+        elif name == _SPLADE:
+            found |= _splade(path / "config.json")
         elif name not in _WITHOUT_EFFECT:
             behind.append(_BEHIND[name](path))
     if behind and behind[-1].kind == "normalize":
@@ -117,6 +121,19 @@ def _pooling(file: Path) -> dict[str, Any]:
         "pooler": _POOLERS[modes[0]],
         "includes_prompt": bool(settings.get("include_prompt", True)),
     }
+
+
+def _splade(file: Path) -> dict[str, Any]:
+    """Return the pooler of words' weights. Raises: ConfigError for another rule than SPLADE's"""
+    settings = read_json(file)
+    rule = (settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu"))
+    if rule != ("max", "relu"):
+        raise ConfigError(
+            f"pooling words' weights by {' of '.join(map(str, rule))} is not supported.",
+            where=str(file),
+            fix="use a checkpoint with max of relu.",
+        )
+    return {"pooler": "max", "is_sparse": True}
 
 
 def _dense(folder: Path) -> ProjectionSpec:

@@ -29,7 +29,9 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     `tasks` are those of `interfaces.pooling_params` that requests may use, the default one first.
     `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
     through `projections`; class scores through `activation` (one of ACTIVATIONS). `size` is a
-    vector's number of dimensions; `is_normalized`: it is scaled to length 1. `dimensions` is the
+    vector's number of dimensions; `is_normalized`: it is scaled to length 1; `is_sparse`: it has a
+    number for each word of the vocabulary, most of them 0, which the model's head computes before
+    the pooler. `dimensions` is the
     default number of dimensions (None: all); `allowed_dimensions` are those that a request may
     choose (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a
     process reward model scores; `returned_token_ids` are the classes that are returned, before the
@@ -48,6 +50,7 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "identity"
     size: int = 0
     is_normalized: bool = False
+    is_sparse: bool = False
     dimensions: int | None = None
     is_matryoshka: bool = False
     allowed_dimensions: tuple[int, ...] = ()

@@ -133,6 +133,8 @@ class PoolingEnd(Ending):
             states = states[params.unpooled_tokens :]
             if not len(states):
                 return "nothing is left of the prompt beside its instruction."
+        if self._spec.is_sparse:
+            states = self._model.classes(states)
         pooler = self._pooler(params)
         if len(token_ids) != len(states):
             is_first = FIRST_TOKEN in pooler.capabilities

@@ -30,6 +30,13 @@ class EmbedRequest(CutFields):
     dimensions: Annotated[int, Field(ge=1, le=INT31)] | None = None
 
 
+class EmbedSparseRequest(CutFields):
+    """A request for the weights of the vocabulary's words in inputs."""
+
+    inputs: Inputs
+    prompt_name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+
+
 class PredictRequest(CutFields):
     """A request for the classes of a text, a pair of texts, or several of either."""
 

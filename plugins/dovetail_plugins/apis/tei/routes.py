@@ -1,4 +1,5 @@
-"""POST /embed, /embed_all, /predict and /similarity, POST / for the model's main task, GET /info.
+"""POST /embed, /embed_all, /embed_sparse, /predict and /similarity, POST / for the model's main
+task, GET /info.
 
 Its /rerank is answered by the family `scores`, which recognizes it by the field `texts`.
 """
@@ -13,6 +14,7 @@ from fastapi import Request
 
 from dovetail.engine.client.pooling.pairs import pair_prompt
 from dovetail.engine.client.requests.input_processor import Prompt
+from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
@@ -34,6 +36,7 @@ from dovetail_plugins.apis._pool.work import MAX_INPUTS, answered, array_of, che
 from dovetail_plugins.apis.tei.protocol import (
     CutFields,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     SimilarityRequest,
 )
@@ -53,6 +56,28 @@ async def embed_all(body: EmbedRequest, request: Request, server: ServerOf) -> A
     """Return the vectors of each token of the inputs."""
     params = PoolingParams(task=TOKEN_EMBED, is_normalized=False)
     return await _embedded(server, body, request, params)
+
+
+async def embed_sparse(body: EmbedSparseRequest, request: Request, server: ServerOf) -> Any:
+    """Return the words of inputs that have a weight, by number."""
+    if not pooling_of(server.engine).is_sparse:
+        raise RequestError(
+            "the model makes dense vectors, not weights of words.",
+            where=FIELD,
+            fix="send this to /embed, or serve a SPLADE checkpoint.",
+        )
+    ignored = server.fields.check(body)
+    fields = InputFields(input=body.inputs, prompt_name=body.prompt_name, **_cut(body))
+    params = PoolingParams(task=EMBED)
+    job, _ = await input_job(server, server.text, fields, request, params, field=FIELD)
+    answers = await answered(server, job, lambda output: _weights(array_of(output)))
+    return raw_reply(answers.items, ignored)
+
+
+def _weights(vector: np.ndarray) -> list[dict[str, Any]]:
+    """Return the entries of a sparse vector. Shapes: [V]"""
+    found = np.flatnonzero(vector)
+    return [{"index": int(at), "value": float(vector[at])} for at in found]
 
 
 async def _embedded(
@@ -156,7 +181,7 @@ async def show_info(server: ServerOf) -> dict[str, Any]:
 def _model_type(server: App) -> dict[str, Any]:
     pooling = pooling_of(server.engine)
     if EMBED in pooling.tasks:
-        return {"embedding": {"pooling": pooling.pooler.name}}
+        return {"embedding": {"pooling": "splade" if pooling.is_sparse else pooling.pooler.name}}
     ids = {str(number): label for number, label in enumerate(pooling.labels)}
     labels = {"id2label": ids, "label2id": {label: int(at) for at, label in ids.items()}}
     return {"reranker" if len(pooling.labels) == 1 else "classifier": labels}
@@ -184,6 +209,14 @@ class TeiApi(Api):
             endpoint=embed_all,
             body=EmbedRequest,
             tasks=(TOKEN_EMBED,),
+            takes_any_length=True,
+        ),
+        Route(
+            method="POST",
+            path="/embed_sparse",
+            endpoint=embed_sparse,
+            body=EmbedSparseRequest,
+            tasks=(EMBED,),
             takes_any_length=True,
         ),
         Route(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dovetail import registry
-from dovetail.interfaces.data.spec import CLASSES, LOGITS, NOTHING, TOKEN_CLASSES, TOKEN_VECTORS
+from dovetail.interfaces.data.spec import (
+    CLASSES,
+    LOGITS,
+    NOTHING,
+    TOKEN_CLASSES,
+    TOKEN_VECTORS,
+    WORD_WEIGHTS,
+)
 
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 """Suffixes of classes that generate."""
 PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "_ColBERT": TOKEN_VECTORS,
+    "SpladeSparseEmbeddingModel": WORD_WEIGHTS,
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
     PROCESS_REWARD: TOKEN_CLASSES,

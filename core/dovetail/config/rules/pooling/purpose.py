@@ -43,6 +43,7 @@ from dovetail.interfaces.data.spec import (
     NOTHING,
     TOKEN_CLASSES,
     TOKEN_VECTORS,
+    WORD_WEIGHTS,
     ModelSpec,
     PoolingSpec,
     Selection,
@@ -55,6 +56,7 @@ _CONVERTED = {"embed": NOTHING, "classify": CLASSES, "reward": TOKEN_CLASSES}
 _TASKS: dict[str, tuple[str, ...]] = {
     NOTHING: (EMBED, TOKEN_EMBED),
     TOKEN_VECTORS: (TOKEN_EMBED,),
+    WORD_WEIGHTS: (EMBED,),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
@@ -68,6 +70,8 @@ _OTHER_NAMES = {"avg": "mean", "first": "cls"}
 """Words for poolers in config.json -> their names."""
 _NUM_CLASSES = {PROCESS_REWARD: 2, REWARD: 1}
 """Suffix of a class name -> its number of classes, whatever config.json says."""
+SPARSE = SentenceSettings(pooler="max", is_sparse=True)
+"""How a model of words' weights pools whose folder does not say."""
 STEP_END = "<extra_0>"
 """The token at the end of a step. Source: the model card of Qwen2.5-Math-PRM"""
 
@@ -101,7 +105,9 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
     check_pooled_flags(config, model)
     pooler = pooler_config(config.model)
     model = with_class_tokens(config.model, _with_labels(model), pooler)
-    settings = sentences or SentenceSettings(is_normalized=True)
+    settings = sentences or (
+        SPARSE if head == WORD_WEIGHTS else SentenceSettings(is_normalized=True)
+    )
     pooling = _pooling_spec(config.model, config.plugin, model, pooler, settings)
     return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
 
@@ -142,6 +148,8 @@ def _head(model_config: ModelConfig, model: ModelSpec, sentences: SentenceSettin
                 fix="leave the flag out, or use a checkpoint that generates.",
             )
         return LOGITS
+    if sentences is not None and sentences.is_sparse:
+        return WORD_WEIGHTS
     if convert == "embed" and head in (CLASSES, TOKEN_CLASSES):
         return NOTHING
     if convert:
@@ -176,6 +184,7 @@ def _pooling_spec(
         projections=sentences.projections,
         activation=_activation(model_config, model, pooler),
         size=size,
+        is_sparse=model.head == WORD_WEIGHTS,
         is_normalized=sentences.is_normalized if pooler.normalize is None else pooler.normalize,
         dimensions=pooler.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
@@ -197,6 +206,8 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
     """Return the size of a vector."""
     if model.head == TOKEN_VECTORS:
         return vector_size(model.hf_config, Path(model.path))
+    if model.head == WORD_WEIGHTS:
+        return model.vocab_size
     own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
     sizes = [layer.out_size for layer in sentences.projections if layer.out_size]
     return sizes[-1] if sizes else int(own)
