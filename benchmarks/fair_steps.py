@@ -6,7 +6,7 @@ of its steps alone, and the engines take turns, so other programs of the machine
 Printed are B's times to the first token (median, 99th percentile, also by that of the idle engine),
 and tokens per second of processor time, by that of fcfs.
 
-    PYTHONPATH=core:plugins:kernels python benchmarks/fair_steps.py [--seconds 30] [--fair NAME=VALUE ...]
+    PYTHONPATH=core:plugins:kernels python benchmarks/fair_steps.py [--seconds 30]
 """
 
 from __future__ import annotations

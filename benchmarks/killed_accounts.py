@@ -57,8 +57,8 @@ class Seen:
 
 
 class Clients:
-    """Connections that send requests one after another until so many were sent, or the server has
-    gone."""
+    """Connections that send requests one after another until `limit` were sent in all, or the server
+    has gone."""
 
     def __init__(self, seen: Seen, limit: int, num_keys: int, seed: int) -> None:
         self._seen, self._limit, self._num_keys = seen, limit, num_keys
@@ -98,7 +98,10 @@ def _request(key: str, prompt: list[int], *, streams: bool) -> bytes:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     data = json.dumps(body).encode()
     head = f"Host: x\r\nAuthorization: Bearer sk-{key}\r\nContent-Type: application/json\r\n"
-    return f"POST /v1/completions HTTP/1.1\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+    return (
+        f"POST /v1/completions HTTP/1.1\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
 
 
 async def _usage(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -208,9 +211,10 @@ def run(folder: Path, *, requests: int, kills: int, keys: int, connections: int)
     server.stop()
     accounts = server.accounts()
     extra = sum(row[0] for row in accounts.values()) - seen.num_whole
+    took_s = time.monotonic() - begun_s
     print(
         f"{seen.num_sent} requests of {keys} keys, {kills} kills: {seen.num_whole} whole, "
-        f"{seen.num_cut} cut, of which {extra} are accounted for; {time.monotonic() - begun_s:.0f} s"
+        f"{seen.num_cut} cut, of which {extra} are accounted for; {took_s:.0f} s"
     )
     return wrong_accounts(seen, accounts)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dovetail_kernels.sample.draw import _draw, draw
-from dovetail_kernels.sample.few import FEW, FewLeft
+from dovetail_kernels.sample.few import BLOCK_TOKENS, FEW, FewLeft, largest
 from dovetail_kernels.sample.filters import _filter_top, filter_top
 
 
@@ -61,3 +61,15 @@ def test_what_is_put_back_is_at_its_place() -> None:
     assert logits[0, ids[0]].tolist() == [0, 1, 2, 3] and logits[1, ids[1]].tolist() == [4, 5]
     assert logits.isfinite().sum() == 6
     assert few.token_ids(torch.tensor([3, 0])).tolist() == [int(ids[0][3]), int(ids[1][0])]
+
+
+@pytest.mark.parametrize("vocab", [100, 40 * BLOCK_TOKENS, 100 * BLOCK_TOKENS + 17])
+def test_the_largest_are_those_of_a_sort(vocab: int) -> None:
+    chance = torch.Generator().manual_seed(0)
+    for count in (1, 2, 17, 50):
+        for scale in (0.5, 4.0, 1000.0):  # many equal ones, some, none
+            logits = (torch.randn((3, vocab), generator=chance) * scale).round()
+            logits[1, : vocab // 2] = -torch.inf
+            logits[2, 3:] = -torch.inf
+            wanted = logits.sort(dim=1, descending=True).values[:, :count]
+            assert torch.equal(largest(logits, count), wanted)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dovetail_kernels.sample.definition import goal_of, weights
-from dovetail_kernels.sample.few import FewLeft
+from dovetail_kernels.sample.few import FewLeft, largest
 from dovetail_kernels.sample.native import Tables
 
 PROBE_TOKENS = 256
@@ -87,7 +87,7 @@ def _thresholds(
     """
     vocab, device = logits.shape[1], logits.device
     is_limited = limit < vocab
-    values = logits.topk(probe, dim=1).values
+    values = largest(logits, probe)
     limits = torch.from_numpy(limit).to(device)
     weight = weights(values - values[:, :1]).long()
     weight.masked_fill_(torch.arange(probe, device=device) >= limits.unsqueeze(1), 0)
