@@ -57,8 +57,8 @@ class Seen:
 
 
 class Clients:
-    """Connections that send requests one after another until `limit` were sent in all, or the server
-    has gone."""
+    """Connections that send requests one after another, until `limit` were sent in all or the
+    server has gone."""
 
     def __init__(self, seen: Seen, limit: int, num_keys: int, seed: int) -> None:
         self._seen, self._limit, self._num_keys = seen, limit, num_keys

@@ -1,11 +1,10 @@
-"""Accounts of a server that is killed: a small run of benchmarks/killed_accounts.py, and its rule."""
+"""Accounts of a killed server: a small run of benchmarks/killed_accounts.py, and its rule."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
 from benchmarks.killed_accounts import Seen, run, wrong_accounts
 
 
