@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -73,6 +74,14 @@ class Clients:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
             return  # the server has gone
+        try:
+            await self._send(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while self._seen.num_sent < self._limit:
             key = f"key-{self._random.randrange(self._num_keys)}"
             family, size = self._random.randrange(8), self._random.randrange(1, 60)
@@ -89,7 +98,6 @@ class Clients:
             row = self._seen.whole[key]
             row[:] = [sum(pair) for pair in zip(row, numbers, strict=True)]
             self._seen.num_whole += 1
-        writer.close()
 
 
 def _request(key: str, prompt: list[int], *, streams: bool) -> bytes:
