@@ -223,13 +223,13 @@ class MovingQueue(Queue):
         fresh keys. Mutates: self and the order of jobs"""
         now_s = monotonic()
         stale = list(islice(self._by_age, max(1, self._max_asked // PER_OLD)))
-        asked = set[ScheduledRequest]()
+        fresh = set[ScheduledRequest]()
         while stale:
             for job in stale:
                 self._ask(job, now_s)
-            asked.update(stale)
-            first = self._heap.firsts(num_starts) if len(asked) < self._max_asked else []
-            stale = [job for job in first if job not in asked][: self._max_asked - len(asked)]
+            fresh.update(stale)
+            first = self._heap.firsts(num_starts) if len(fresh) < self._max_asked else []
+            stale = [job for job in first if job not in fresh][: self._max_asked - len(fresh)]
 
     def _ask(self, job: ScheduledRequest, now_s: float) -> None:
         self._by_age.move_to_end(job)

@@ -72,8 +72,8 @@ class Fair(SchedulingPolicy):
         nobody does, to that of the last who did."""
         priority = request.priority
         waiting = self._waiting.setdefault(priority, LazyHeap(self._counters.__getitem__))
-        least = waiting.first() if waiting else self._last.get(priority)
-        counter = max(self._counters.get(line, 0.0), self._counters.get(least, 0.0))
+        lowest = waiting.first() if waiting else self._last.get(priority)
+        counter = max(self._counters.get(line, 0.0), self._counters.get(lowest, 0.0))
         self._counters[line], self._weights[line] = counter, request.weight
         waiting.put(line)
 
