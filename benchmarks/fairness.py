@@ -27,8 +27,9 @@ from loads import percentile
 
 OWNER = "x-owner"
 FLAGS = ("--owner-header", OWNER, "--max-num-queued-reqs", "4096")
-SHORT = {"prompt_tokens": 24, "max_tokens": 8}
-LONG = {"prompt_tokens": 128, "max_tokens": 300}
+SHORT = {"prompt_tokens": (24, 24), "max_tokens": (8, 8)}
+LONG = {"prompt_tokens": (100, 300), "max_tokens": (200, 400)}
+"""The least and the most. Answers of one length would end in the same step for ever."""
 WARM_S = 3.0
 PERIOD_S = 1.0
 
@@ -44,12 +45,16 @@ class Phase:
 
 
 async def ask(
-    client: httpx.AsyncClient, owner: str, random: Random, phase: Phase, size: dict[str, int]
+    client: httpx.AsyncClient,
+    owner: str,
+    random: Random,
+    phase: Phase,
+    size: dict[str, tuple[int, int]],
 ) -> float:
     """Send one streamed request; return the seconds to its first token. Mutates: phase"""
     body = {
-        "prompt": [random.randrange(1000) for _ in range(size["prompt_tokens"])],
-        "max_tokens": size["max_tokens"], "ignore_eos": True, "stream": True,
+        "prompt": [random.randrange(1000) for _ in range(random.randint(*size["prompt_tokens"]))],
+        "max_tokens": random.randint(*size["max_tokens"]), "ignore_eos": True, "stream": True,
     }  # fmt: skip
     start_s, first_s = time.perf_counter(), float("inf")
     headers = {OWNER: owner}

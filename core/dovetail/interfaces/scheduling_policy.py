@@ -61,8 +61,7 @@ class SchedulingPolicy(Plugin):
 
     With `has_lines` requests wait in lines, such as one for each owner. `key` orders the requests
     of one line, and is asked once. Requests of different lines are ordered by `line_key`, which may
-    change when the line opens or is served, and is asked then. So 10,000 waiting requests cost no
-    more than one.
+    change when the line opens or is served. So 10,000 waiting requests cost no more than one.
     """
 
     interface_version: ClassVar[int] = 1

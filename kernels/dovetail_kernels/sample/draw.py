@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dovetail_kernels.sample.definition import target_of, weights
+from dovetail_kernels.sample.few import FewLeft
 
 BLOCK_TOKENS = 256
 """Tokens per block: the draw searches among sums of blocks, then inside one."""
@@ -46,6 +47,11 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     never drawn.
     Shapes: shifted [S, V] float32, no NaN, row maximum 0; uniform [S] float64 -> [S] int64
     """
+    few = FewLeft.of(shifted)
+    return _draw(shifted, uniform) if few is None else few.token_ids(_draw(few.logits, uniform))
+
+
+def _draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     weight = _padded_weights(shifted)
     # A block weighs less than 2^53, which float64 holds; a row does not.
     cumulative = weight.sum(dim=2, dtype=torch.float64).long().cumsum(dim=1)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dovetail_kernels.sample.definition import goal_of, weights
+from dovetail_kernels.sample.few import FewLeft, largest
 from dovetail_kernels.sample.native import Tables
 
 PROBE_TOKENS = 256
@@ -30,6 +31,17 @@ def filter_top(
     of most likely tokens whose share of the remaining mass reaches top_p.
     Mutates: logits
     """
+    few = FewLeft.of(logits)
+    if few is None:
+        _filter_top(logits, top_k, top_p, log_min_p)
+        return
+    _filter_top(few.logits, top_k, top_p, log_min_p)
+    few.put_back(few.logits)
+
+
+def _filter_top(
+    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, log_min_p: np.ndarray
+) -> None:
     vocab = logits.shape[1]
     if np.isfinite(log_min_p).any():
         bound = logits.amax(dim=1) + torch.from_numpy(log_min_p).to(logits.device)
@@ -75,7 +87,7 @@ def _thresholds(
     """
     vocab, device = logits.shape[1], logits.device
     is_limited = limit < vocab
-    values = logits.topk(probe, dim=1).values
+    values = largest(logits, probe)
     limits = torch.from_numpy(limit).to(device)
     weight = weights(values - values[:, :1]).long()
     weight.masked_fill_(torch.arange(probe, device=device) >= limits.unsqueeze(1), 0)

@@ -87,7 +87,7 @@ class Meter:
         too long at any time."""
         limits = self.limits
         if limits.prompt_tokens is not None and num_tokens > limits.prompt_tokens:
-            raise self._too_long(num_tokens, limits.prompt_tokens, "a prompt may have")
+            raise self._too_long(num_tokens, f"{limits.prompt_tokens} in a prompt")
         if limits.queued is not None and self.num_queued >= self.share(limits.queued):
             raise self._reached(f"{limits.queued} waiting prompts", RETRY_S)
         self._check_window(self.minute, limits.tokens_per_minute, num_tokens, "minute")
@@ -116,16 +116,16 @@ class Meter:
         if limit is None:
             return
         if num_tokens > self.share(limit):
-            raise self._too_long(num_tokens, self.share(limit), f"its limit of each {name} is")
+            raise self._too_long(num_tokens, f"{self.share(limit)} in each {name}")
         if window.used() + num_tokens > self.share(limit):
             raise self._reached(f"{limit} tokens in each {name}", window.reset_s())
 
     def _reached(self, limit: str, retry_after_s: float) -> LimitReached:
         return LimitReached(f"{self._what} may use {limit}.", retry_after_s=retry_after_s)
 
-    def _too_long(self, num_tokens: int, limit: int, words: str) -> RequestError:
+    def _too_long(self, num_tokens: int, limit: str) -> RequestError:
         return RequestError(
-            f"the prompt has {num_tokens} tokens; of {self._what} {words} {limit}.",
+            f"the prompt has {num_tokens} tokens; {self._what} may use {limit}.",
             fix="shorten it, or ask the operator for a higher limit.",
             code="context_length_exceeded",
         )

@@ -2,17 +2,18 @@
 
 A policy with static keys is asked once for each job. A policy whose keys move is asked again for
 all running jobs (at most `max_rows`) before each plan, and for at most `max_asked` waiting jobs
-before any is admitted: half from the front of the queue, half with the oldest keys. So with N
-waiting jobs no key is older than 2 N / max_asked such plans, and the keys in front are fresh. The
-cost of a plan is bounded by these calls of `key`. Each may look into the prefix index, and moves
-the job in a sorted list if its key has changed.
+before any is admitted: a sixteenth are those with the oldest keys, the others those that may start.
+So with N waiting jobs no key is older than 16 N / max_asked such plans, and a job that starts has a
+fresh one. The cost of a plan is bounded by these calls of `key`, each of which may look into the
+prefix index.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import OrderedDict
+from itertools import islice
 from math import isfinite
 from time import monotonic
 
@@ -20,8 +21,11 @@ from dovetail.engine.request import RUNNING
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.scheduler import KVCache, RequestState
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail_plugins.lazy_heap import LazyHeap
 from dovetail_plugins.schedulers._jobs import Order, ScheduledRequest, order_of, remove
 
+PER_OLD = 16
+"""One of so many waiting jobs that are asked is one with an old key."""
 logger = logging.getLogger(__name__)
 
 
@@ -105,7 +109,7 @@ class Keys:
 
     def queue(self, max_asked: int) -> Queue:
         """Return a queue in the order of these keys."""
-        return Queue(self, max_asked)
+        return MovingQueue(self, max_asked) if self.move else Queue()
 
     def start(self, job: ScheduledRequest, num_new: int) -> None:
         """Note that a job starts to run; `num_new` tokens of it were never computed. Mutates: its
@@ -124,7 +128,7 @@ class Keys:
     def order(self, job: ScheduledRequest, now_s: float) -> Order:
         """Return a job's order. Raises: BrokenPlugin for a key that would upset the order."""
         key = self._policy.key(View(job, self._cache, now_s))
-        if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
+        if not isinstance(key, tuple) or not isfinite(sum(key)):
             raise BrokenPlugin(
                 f"the key {key!r} is not a tuple of finite numbers.", where="scheduling policy"
             )
@@ -158,14 +162,10 @@ class Keys:
 
 
 class Queue:
-    """The waiting jobs, sorted by order."""
+    """The waiting jobs of a policy whose keys do not move, sorted by order."""
 
-    def __init__(self, keys: Keys, max_asked: int) -> None:
-        self._keys = keys
-        self._max_asked = max_asked
+    def __init__(self) -> None:
         self._jobs: list[ScheduledRequest] = []
-        self._by_age: OrderedDict[ScheduledRequest, None] = OrderedDict()
-        """The jobs whose keys move, those first that were asked longest ago."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -176,29 +176,68 @@ class Queue:
     def add(self, job: ScheduledRequest) -> None:
         """Insert a job by its order, which is new. Mutates: self"""
         insort(self._jobs, job, key=order_of)
-        if self._keys.move:
-            self._by_age[job] = None
 
     def remove(self, job: ScheduledRequest) -> None:
         """Take a job out. Mutates: self"""
         remove(self._jobs, job)
-        self._by_age.pop(job, None)
 
-    def renew(self) -> None:
-        """Ask again for as many jobs as a plan may. Mutates: self and the order of jobs"""
-        if len(self._jobs) <= self._max_asked:
-            self._keys.renew(self._jobs)
-            return
-        chosen = dict.fromkeys(self._jobs[: self._max_asked // 2])
-        for job in self._by_age:
-            if len(chosen) == self._max_asked:
-                break
-            chosen[job] = None
+    def renew(self, num_starts: int) -> None:
+        """Begin a plan that may start so many jobs."""
+
+
+class MovingQueue(Queue):
+    """The waiting jobs of a policy whose keys move."""
+
+    def __init__(self, keys: Keys, max_asked: int) -> None:
+        super().__init__()
+        self._keys = keys
+        self._max_asked = max_asked
+        self._heap = LazyHeap(order_of)
+        self._by_age: OrderedDict[ScheduledRequest, None] = OrderedDict()
+        """The jobs, those first that were asked longest ago."""
+        self._sorted: list[ScheduledRequest] | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __getitem__(self, index: int) -> ScheduledRequest:
+        if index == 0:
+            return self._heap.first()
+        if self._sorted is None:
+            self._sorted = self._heap.in_order()
+        return self._sorted[index]
+
+    def add(self, job: ScheduledRequest) -> None:
+        """Insert a job by its order, which is new. Mutates: self"""
+        self._by_age[job] = None
+        self._put(job)
+
+    def remove(self, job: ScheduledRequest) -> None:
+        """Take a job out. Mutates: self"""
+        del self._by_age[job]
+        self._heap.discard(job)
+        self._sorted = None
+
+    def renew(self, num_starts: int) -> None:
+        """Ask about those asked longest ago, then about the first `num_starts`, until these have
+        fresh keys. Mutates: self and the order of jobs"""
         now_s = monotonic()
-        for job in chosen:
-            self._by_age.move_to_end(job)
-            order = self._keys.order_again(job, now_s)
-            if order != job.order:
-                del self._jobs[bisect_left(self._jobs, job.order, key=order_of)]
-                job.order = order
-                insort(self._jobs, job, key=order_of)
+        stale = list(islice(self._by_age, max(1, self._max_asked // PER_OLD)))
+        fresh = set[ScheduledRequest]()
+        while stale:
+            for job in stale:
+                self._ask(job, now_s)
+            fresh.update(stale)
+            first = self._heap.firsts(num_starts) if len(fresh) < self._max_asked else []
+            stale = [job for job in first if job not in fresh][: self._max_asked - len(fresh)]
+
+    def _ask(self, job: ScheduledRequest, now_s: float) -> None:
+        self._by_age.move_to_end(job)
+        order = self._keys.order_again(job, now_s)
+        if order != job.order:
+            job.order = order
+            self._put(job)
+
+    def _put(self, job: ScheduledRequest) -> None:
+        self._heap.put(job)
+        self._sorted = None

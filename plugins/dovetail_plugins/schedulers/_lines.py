@@ -1,32 +1,27 @@
 """Lines of waiting jobs, for a policy that orders lines: each owner's jobs in a line of its own.
 
 While a job waits, its order is that within its line; while it runs, the line's key precedes it. A
-line moves when it opens or is served, whoever waits in it: O(log(lines)) for each line that is
-served between two plans, whatever the number of waiting jobs.
+line that was served moves when it comes to the front, or at once if its key has got smaller. So a
+plan costs O(log(lines)) for each job that starts, whatever the number of waiting jobs.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable
 from math import isfinite
 from time import monotonic
-from typing import Any
 
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.scheduler import KVCache
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail_plugins.lazy_heap import LazyHeap
 from dovetail_plugins.schedulers._jobs import ScheduledRequest, order_of, remove
 from dovetail_plugins.schedulers._keys import Keys, Queue, View
 
 logger = logging.getLogger(__name__)
-Head = tuple[tuple[float, ...], int]
-"""The place of a line among the others: its key, and minus the number of its opening, which no
-other has."""
-MANY = 8
-"""If more than one in so many lines moves, all are sorted."""
 
 
 class LineKeys(Keys):
@@ -65,7 +60,10 @@ class LineKeys(Keys):
         before = self._keys_of_lines
         keys = {line: self.key_again(line, before[line]) for line in self._running}
         self._keys_of_lines = keys
-        self._lines.move_all(drawn, keys)
+        for line in drawn:
+            # One whose key has grown moves when it comes to the front.
+            if line not in keys or keys[line] < before[line]:
+                self._lines.move(line)
         for job in jobs:
             key, index = job.in_line
             job.order = ((*keys[job.line], *key), index)
@@ -76,8 +74,8 @@ class LineKeys(Keys):
         self._running[job.line] += 1
         if num_new:
             self._count(job.line, num_new, 0)
-            self._lines.move_all((job.line,), {})
         line_key = self.key_again(job.line, self._keys_of_lines.get(job.line, ()))
+        self._lines.move(job.line)
         self._keys_of_lines[job.line] = line_key
         key, index = job.in_line
         job.order = ((*line_key, *key), index)
@@ -141,74 +139,63 @@ class LineQueue(Queue):
     """The waiting jobs by line, and the lines by their keys."""
 
     def __init__(self, keys: LineKeys) -> None:
-        super().__init__(keys, 0)
-        self._line_keys = keys
+        super().__init__()
+        self._keys = keys
         self._by_line: dict[Hashable, list[ScheduledRequest]] = {}
-        self._heads: list[tuple[Head, Any]] = []
-        self._places: dict[Hashable, Head] = {}
+        self._places: dict[Hashable, tuple[tuple[float, ...], int]] = {}
+        """The last key of each line, and minus the number of its opening, which no other has."""
+        self._lines = LazyHeap(self._place_now)
         self._num_opened = 0
         self._num_jobs = 0
+        self._sorted: list[ScheduledRequest] | None = None
 
     def __len__(self) -> int:
         return self._num_jobs
 
     def __getitem__(self, index: int) -> ScheduledRequest:
-        for _, line in self._heads:
-            jobs = self._by_line[line]
-            if index < len(jobs):
-                return jobs[index]
-            index -= len(jobs)
-        raise IndexError(index)
+        if index == 0:
+            return self._by_line[self._lines.first()][0]
+        if self._sorted is None:
+            in_order = self._lines.in_order()
+            self._sorted = [job for line in in_order for job in self._by_line[line]]
+        return self._sorted[index]
 
     def add(self, job: ScheduledRequest) -> None:
         """Put a job into its line, which is opened if need be. Mutates: self"""
         jobs = self._by_line.get(job.line)
         if jobs is None:
-            self._line_keys.open(job)
+            self._keys.open(job)
             self._num_opened += 1
-            self._put(job.line, (self._line_keys.line_key(job.line), -self._num_opened))
+            self._places[job.line] = (self._keys.line_key(job.line), -self._num_opened)
+            self._lines.put(job.line)
             jobs = self._by_line[job.line] = []
         insort(jobs, job, key=order_of)
         self._num_jobs += 1
+        self._sorted = None
 
     def remove(self, job: ScheduledRequest) -> None:
         """Take a job out. Mutates: self"""
         jobs = self._by_line[job.line]
         remove(jobs, job)
         self._num_jobs -= 1
+        self._sorted = None
         if not jobs:
-            del self._by_line[job.line]
-            self._take_out(job.line)
-            self._line_keys.close(job.line)
+            del self._by_line[job.line], self._places[job.line]
+            self._lines.discard(job.line)
+            self._keys.close(job.line)
 
-    def move_all(
-        self, lines: Collection[Hashable], keys: Mapping[Hashable, tuple[float, ...]]
-    ) -> None:
-        """Put lines that were served to their places; `keys` has the keys of some. Mutates: self"""
-        moved = {}
-        for line in lines:
-            if (place := self._places.get(line)) is not None:
-                key = keys.get(line) or self._line_keys.key_again(line, place[0])
-                if key != place[0]:
-                    moved[line] = (key, place[1])
-        if len(moved) * MANY < len(self._heads):
-            for line, place in moved.items():
-                self._take_out(line)
-                self._put(line, place)
-        elif moved:
-            self._places |= moved
-            self._heads = sorted(zip(self._places.values(), self._places, strict=True))
+    def renew(self, num_starts: int) -> None:
+        """Begin a plan, in which lines move only if a job starts. Mutates: self"""
+        self._sorted = None
 
-    def renew(self) -> None:
-        """Do nothing: lines move when they are served."""
+    def move(self, line: Hashable) -> None:
+        """Put a line to its place whose key may have got smaller. Mutates: self"""
+        if line in self._places:
+            self._lines.put(line)
 
-    def _put(self, line: Hashable, place: Head) -> None:
-        insort(self._heads, (place, line))
-        self._places[line] = place
-
-    def _take_out(self, line: Hashable) -> Head:
-        place = self._places.pop(line)
-        del self._heads[bisect_left(self._heads, (place, line))]
+    def _place_now(self, line: Hashable) -> tuple[tuple[float, ...], int]:
+        key, number = self._places[line]
+        self._places[line] = place = (self._keys.key_again(line, key), number)
         return place
 
 

@@ -53,8 +53,9 @@ class ContinuousOptions:
     asked_requests: int = field(
         default=64,
         metadata={
-            "help": "waiting requests whose key is asked again per step, for a scheduling policy "
-            "whose keys move; more of them means newer keys, and longer steps while many wait",
+            "help": "waiting requests whose key is asked again per step at most, for a scheduling "
+            "policy whose keys move: a sixteenth of them by turns, and those that may start; more "
+            "means newer keys, and longer steps while many wait",
             "ge": 2,
         },
     )
@@ -302,7 +303,8 @@ class ContinuousScheduler(Scheduler):
         if not (self._waiting and self._free_rows and tally.has_room):
             return
         if self._keys.move:
-            self._waiting.renew()
+            limits_long = self._spec.max_long_partial is not None  # then others may overtake
+            self._waiting.renew(len(self._waiting if limits_long else self._free_rows))
         turns = PartialPrefills(self._spec, (job.request for job in self._running))
         index = 0
         while index < len(self._waiting) and self._free_rows and tally.has_room:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
+from dovetail_plugins.lazy_heap import LazyHeap
 
 MAX_COUNTERS = 10_000
 """Owners without requests whose counters stay; those who have got the most stay longest."""
@@ -49,10 +50,9 @@ class Fair(SchedulingPolicy):
         self.options = options
         self._counters: dict[Hashable, float] = {}
         self._weights: dict[Hashable, float] = {}
-        self._waiting: dict[float, set[Hashable]] = {}
-        self._heaps: dict[float, list[tuple[float, int, Hashable]]] = {}
+        self._waiting: dict[float, LazyHeap[Hashable]] = {}
+        """The lines of each class in which somebody waits, by counter."""
         self._last: dict[float, Hashable] = {}
-        self._num_pushed = 0
 
     def line(self, request: RequestView) -> tuple[float, str]:
         """Return the request's class and its owner."""
@@ -71,12 +71,11 @@ class Fair(SchedulingPolicy):
         """Lift the owner's counter to the smallest among those who wait in the same class; if
         nobody does, to that of the last who did."""
         priority = request.priority
-        waiting = self._waiting.setdefault(priority, set())
-        floor = self._least(priority) if waiting else self._counters.get(self._last.get(priority))
-        self._counters[line] = max(self._counters.get(line, 0.0), floor or 0.0)
-        self._weights[line] = request.weight
-        waiting.add(line)
-        self._push(priority, line)
+        waiting = self._waiting.setdefault(priority, LazyHeap(self._counters.__getitem__))
+        lowest = waiting.first() if waiting else self._last.get(priority)
+        counter = max(self._counters.get(line, 0.0), self._counters.get(lowest, 0.0))
+        self._counters[line], self._weights[line] = counter, request.weight
+        waiting.put(line)
 
     def closed(self, line: Hashable) -> None:
         """Forget old counters if there are too many."""
@@ -91,35 +90,17 @@ class Fair(SchedulingPolicy):
         assert isinstance(line, tuple)
         cost = num_prompt_tokens * self.options.prompt_token_cost
         cost += num_answer_tokens * self.options.answer_token_cost
-        before = self._counters.get(line, 0.0)
-        self._counters[line] = before + cost / self._weights.setdefault(line, 1.0)
-        if line in self._waiting.get(line[0], ()):
-            self._push(line[0], line)
+        counter = self._counters.get(line, 0.0)
+        self._counters[line] = counter + cost / self._weights.setdefault(line, 1.0)
 
     def makes_way(self, line: Hashable, num_running: int, other: Hashable, num_other: int) -> bool:
         """Return whether nothing of an owner runs, and more than one request of the other's."""
         assert isinstance(line, tuple) and isinstance(other, tuple)
         return num_running == 0 and num_other > 1 and line[0] <= other[0]
 
-    def _push(self, priority: float, line: Hashable) -> None:
-        """Note the counter of a line that waits. Mutates: self"""
-        heap, waiting = self._heaps.setdefault(priority, []), self._waiting[priority]
-        if len(heap) > 2 * len(waiting) + 64:  # most entries are of older counters
-            heap[:] = [(self._counters[one], number, one) for number, one in enumerate(waiting)]
-            heapify(heap)
-        self._num_pushed += 1
-        heappush(heap, (self._counters[line], self._num_pushed, line))
-
-    def _least(self, priority: float) -> float:
-        """Return the smallest counter of a class in which somebody waits. Mutates: self"""
-        heap, waiting = self._heaps[priority], self._waiting[priority]
-        while heap[0][2] not in waiting or heap[0][0] != self._counters[heap[0][2]]:
-            heappop(heap)
-        return heap[0][0]
-
     def _forget(self) -> None:
         """Drop half of the counters of owners who do not wait: the smallest. Mutates: self"""
-        waiting = set[Hashable]().union(*self._waiting.values())
+        waiting = set(chain.from_iterable(one.in_order() for one in self._waiting.values()))
         idle = sorted(self._counters.keys() - waiting, key=self._counters.__getitem__)
         for line in idle[: len(idle) // 2]:
             del self._counters[line], self._weights[line]

@@ -35,6 +35,14 @@ class BlockPool:
         """Return the block with this prefix in this group, or the null block."""
         return self._index[group].get(prefix_hash, NULL_BLOCK)
 
+    def num_leading(self, hashes: Sequence[bytes], limit: int) -> int:
+        """Return how many of the first `limit` prefixes have blocks in group 0, without a gap."""
+        index = self._index[0]
+        for count in range(limit):
+            if hashes[count] not in index:
+                return count
+        return limit
+
     def refs(self, block: int) -> int:
         """Return how many requests own a block."""
         return self._refs[block]

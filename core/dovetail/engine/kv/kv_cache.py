@@ -153,6 +153,8 @@ class KVCacheManager:
             return 0
         limit = (request.num_tokens - 1) // self._block_tokens
         hashes = self._hasher.extend(request, limit)
+        if self._windows == [None]:  # the usual case; policies may ask about many requests
+            return self._pool.num_leading(hashes, limit) * self._block_tokens
         groups = [
             (window, partial(self._is_cached, group, hashes))
             for group, window in enumerate(self._windows)

@@ -20,8 +20,6 @@ ORDERED = "sampler_steps"
 Values = Mapping[str, float]
 NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which the sampler's own filters leave all tokens."""
-FEW = 8
-"""Filters leave few tokens if they leave one in this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +157,14 @@ class Sampler(LogitsProcessor):
 
         Shapes: logits [S, V] -> [S, V]. Mutates: logits
         """
+        from dovetail_kernels.sample.few import FEW, FewLeft
+
+        few = FewLeft.of(logits)
+        if few is not None:
+            few.put_back(self.shaped(few.logits, batch))
+            return logits
+        if logits.device.type == "cpu":
+            return self.shaped(logits, batch)
         count = int((logits > float("-inf")).sum(dim=1).max())
         if not 0 < count * FEW <= logits.shape[1]:
             return self.shaped(logits, batch)
