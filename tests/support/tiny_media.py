@@ -14,6 +14,7 @@ from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
+from support import tiny_gemma4
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (
@@ -404,6 +405,8 @@ QWEN3_VISION = {
 MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Idefics3ForConditionalGeneration": (IDEFICS3, _idefics3),
     "Gemma3ForConditionalGeneration": (GEMMA3, _gemma3),
+    "Gemma4ForConditionalGeneration": (tiny_gemma4.TOKENS, tiny_gemma4.small),
+    "LargeGemma4ForConditionalGeneration": (tiny_gemma4.TOKENS, tiny_gemma4.large),
     "InternVLForConditionalGeneration": (INTERNVL, _internvl),
     **LLAVA_FAMILIES,
     "Mistral3ForConditionalGeneration": (PIXTRAL, _mistral3),
@@ -426,10 +429,15 @@ SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
 config and processor of their ids."""
 NAMES = {
     "Gemma3ForConditionalGeneration": ("boi_token", "image_token", "eoi_token"),
+    "Gemma4ForConditionalGeneration": tiny_gemma4.NAMES,
+    "LargeGemma4ForConditionalGeneration": tiny_gemma4.NAMES,
     "InternVLForConditionalGeneration": (
         *("context_image_token", "start_image_token", "end_image_token", "video_token"),
     ),
 }
 """Architecture -> what its tokenizer calls its special tokens."""
-CLASSES = {"PixtralForConditionalGeneration": "LlavaForConditionalGeneration"}
+CLASSES = {
+    "PixtralForConditionalGeneration": "LlavaForConditionalGeneration",
+    "LargeGemma4ForConditionalGeneration": "Gemma4ForConditionalGeneration",
+}
 """Families that transformers has under another name."""

@@ -166,6 +166,10 @@ def _shrink(text: Any) -> None:
     """Shrink a text model whose weights are not used. Mutates: text"""
     text.num_hidden_layers = 1
     text.vocab_size, text.pad_token_id = 8, None
+    if getattr(text, "num_kv_shared_layers", 0):
+        text.num_kv_shared_layers = 0
+    if hasattr(text, "vocab_size_per_layer_input"):
+        text.vocab_size_per_layer_input = 8
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
 
