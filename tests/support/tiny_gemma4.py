@@ -15,6 +15,7 @@ NAMES = ("image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "e
 _KINDS = ["sliding_attention", "full_attention"] * 2
 _TEXT: dict[str, Any] = {
     **TEXT,
+    "pad_token_id": 0,
     "num_hidden_layers": 4,
     "layer_types": _KINDS,
     "head_dim": 8,
@@ -55,6 +56,15 @@ _AUDIO: dict[str, Any] = {
     "output_proj_dims": 24,
 }
 _MEL_BINS = 16
+
+
+def limit(model: Any) -> None:
+    """Give the limits of matrices, if there are any, values that matter. Mutates: model"""
+    for name, buffer in model.named_buffers():
+        if name.endswith((".input_min", ".output_min")):
+            buffer.fill_(-0.9)
+        elif name.endswith((".input_max", ".output_max")):
+            buffer.fill_(1.1)
 
 
 def small(ids: dict[str, int]) -> Made:

@@ -45,6 +45,7 @@ def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: A
         torch.manual_seed(len(architecture))
         model = getattr(transformers, CLASSES.get(architecture, architecture))(config)
     randomize(model, seed=len(architecture))
+    tiny_gemma4.limit(model)
     model.save_pretrained(folder)
     processor(tokenizer).save_pretrained(folder)
     return folder

@@ -27,6 +27,8 @@ NAMES = (
     ("per_layer_projection.", "layer_input.project."),
 )
 """The checkpoints' names of the parts -> the names here."""
+INPUT_PARTS = tuple(name.removesuffix(".") for name, _ in NAMES[:3])
+"""The checkpoints' names of the parts that a text model has once."""
 
 
 class LayerInputs(nn.Module):

@@ -35,8 +35,8 @@ from dovetail_plugins.layers.attention.media import MediaAttention
 from dovetail_plugins.layers.native_routing import native_routing
 from dovetail_plugins.layers.routing import RoutingRule, route
 from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
-from dovetail_plugins.models._layer_inputs import LayerInput
-from dovetail_plugins.models._media import MediaModel, joined
+from dovetail_plugins.models._layer_inputs import INPUT_PARTS, LayerInput
+from dovetail_plugins.models._media import TEXT_PARTS, MediaModel, joined
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
@@ -225,6 +225,7 @@ class Gemma4ForConditionalGeneration(MediaModel):
     )
     capabilities = MediaModel.capabilities | {"leaves_out_tokens"}
     text_class: ClassVar[str] = "Gemma4ForCausalLM"
+    text_parts: ClassVar[tuple[str, ...]] = (*TEXT_PARTS, *INPUT_PARTS)
     opened: ClassVar[tuple[str, ...]] = ("patch_embedder.input_proj",)
 
     def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
