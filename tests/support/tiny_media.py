@@ -14,7 +14,7 @@ from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
-from support import tiny_gemma4
+from support import tiny_gemma4, tiny_minicpm_v
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (
@@ -420,6 +420,7 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
 }
 STATE_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Qwen3_5ForConditionalGeneration": (QWEN, _qwen3_5),
+    "MiniCPMV4_6ForConditionalGeneration": (tiny_minicpm_v.TOKENS, tiny_minicpm_v.made),
 }
 """Families whose text models keep states."""
 SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
@@ -432,6 +433,7 @@ NAMES = {
     "Gemma3ForConditionalGeneration": ("boi_token", "image_token", "eoi_token"),
     "Gemma4ForConditionalGeneration": tiny_gemma4.NAMES,
     "LargeGemma4ForConditionalGeneration": tiny_gemma4.NAMES,
+    "MiniCPMV4_6ForConditionalGeneration": tiny_minicpm_v.NAMES,
     "InternVLForConditionalGeneration": (
         *("context_image_token", "start_image_token", "end_image_token", "video_token"),
     ),
