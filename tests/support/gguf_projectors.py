@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_gemma4
+from support import gguf_gemma4, gguf_minicpm_v
 from support.gguf_files import ARCHITECTURES, Array, TypeOf, quantized, write_gguf
 
 Tensors = Iterator[tuple[str, Array]]
@@ -150,7 +150,8 @@ def write_projector(
     leaves = (".weight", ".bias", *gguf_gemma4.LIMITS)
     starts = ("vision_tower.", "visual.", "model.visual.", "multi_modal_projector.", "audio_tower.",
               "model.vision_model.", "model.connector.", "image_newline", "model.vision_tower.",
-              "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "model.merger.")  # fmt: skip
+              "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+              "model.merger.")  # fmt: skip
     for name, values in weights.items():
         if not name.startswith(starts) or ".head." in name:
             continue
@@ -364,36 +365,6 @@ def _sound(config: dict[str, Any], name: str, values: Array) -> Tensors:
     yield name, values
 
 
-_MERGED = {
-    "vit_merger.layer_norm1": "v.vit_merger.ln1",
-    **{f"vit_merger.self_attn.{one}_proj": f"v.vit_merger.attn_{one}"
-       for one in ("q", "k", "v", "out")},
-    "vit_merger.pre_norm": "v.vit_merger.ds_ln",
-    "vit_merger.linear_1": "v.vit_merger.ds_ffn_up",
-    "vit_merger.linear_2": "v.vit_merger.ds_ffn_down",
-    "merger.mlp.0.pre_norm": "mm.input_norm",
-    "merger.mlp.0.linear_1": "mm.up",
-    "merger.mlp.0.linear_2": "mm.down",
-}  # fmt: skip
-"""MiniCPM-V 4.6's parts after blocks, which the package does not map yet."""
-
-
-def _minicpm(config: dict[str, Any], name: str, values: Array) -> Tensors:
-    stem, _, leaf = name.removeprefix("model.").removeprefix("vision_tower.").rpartition(".")
-    if stem in _MERGED:
-        yield f"{_MERGED[stem]}.{leaf}", values
-    else:
-        yield _older(name.removeprefix("model.")), values
-
-
-def _minicpm_keys(writer: Any, config: dict[str, Any], processor: dict[str, Any]) -> None:
-    writer.kv_data[0].pop("clip.vision.image_size")
-    writer.add_vision_image_size(processor["scale_resolution"])
-    writer.add_vision_projector_scale_factor(4)
-    writer.add_array("clip.vision.wa_layer_indexes", [config["insert_layer_id"]])
-    writer.add_vision_use_gelu(True)
-
-
 def _none(writer: Any, config: dict[str, Any], processor: dict[str, Any]) -> None:
     """Add nothing."""
 
@@ -459,8 +430,8 @@ KINDS = {
         text="",
         text_class="Qwen3_5ForCausalLM",
         type="minicpmv4_6",
-        keys=_minicpm_keys,
-        changes=_minicpm,
+        keys=gguf_minicpm_v.keys,
+        changes=gguf_minicpm_v.changes,
     ),
     "LlavaForConditionalGeneration": Kind(
         text="",

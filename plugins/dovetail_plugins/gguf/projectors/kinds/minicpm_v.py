@@ -49,12 +49,8 @@ def _config(pair: Pair) -> Json:
     patches = pair.matrix("v.position_embd.weight")[0]
     size = round(patches**0.5) * pair.number("patch_size")  # clip.vision.image_size is a slice's
     encoder = vision(pair, "minicpmv4_6_vision", hidden_act="gelu_pytorch_tanh")
-    after = pair.find("wa_layer_indexes", list)
-    if (
-        not after
-        or not isinstance(after[0], int)
-        or not 0 <= after[0] < encoder["num_hidden_layers"]
-    ):
+    blocks, after = range(encoder["num_hidden_layers"]), pair.find("wa_layer_indexes", list)
+    if not after or after[0] not in blocks:
         raise pair.fault(f"clip.vision.wa_layer_indexes is {after!r}"[:200] + ".")
     scale = pair.find("projector.scale_factor", int) or _SCALE
     if scale != _SCALE:
