@@ -40,9 +40,7 @@ def test_served_as_transformers_computes_the_same_model(tmp_path: Path, name: st
 
 def test_every_published_class_has_a_case() -> None:
     names = {*published.PUBLISHED, *BY_TYPE}
-    elsewhere = {
-        "BailingMoeForCausalLM"
-    }  # gguf/test_uneven_families.py: transformers lacks its type
+    elsewhere = {"BailingMoeForCausalLM"}  # transformers lacks its type: test_uneven_families.py
     assert names - elsewhere <= {architecture for architecture, _ in CASES.values()}
 
 
