@@ -144,15 +144,18 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
             fix=f"{_ALONE}, or the checkpoint that the files were made of.",
         )
     found = tuple(projectors()[kind] for kind in kinds)
-    for kind, projector in zip(kinds, found, strict=True):
-        _check(pair, projector, kind)
-    if len({one.config(pair)["architectures"][0] for one in found}) > 1:
+    if (
+        len(found) > 1
+        and len({one.family or kind for one, kind in zip(found, kinds, strict=True)}) > 1
+    ):
         raise UnsupportedProjector(
             f"it has projectors of images and of sound ({', '.join(kinds)}), which are not "
             "supported together.",
             where=str(file),
             fix=f"{_ALONE}.",
         )
+    for kind, projector in zip(kinds, found, strict=True):
+        _check(pair, projector, kind)
     return pair, found
 
 

@@ -234,6 +234,7 @@ PROJECTORS = {
         processor=_processor,
         text=_text,
         width=("mm.input_projection.weight", 0),
+        family="gemma4",
     ),
     "gemma4a": Projector(
         texts=("gemma4",),
@@ -243,6 +244,7 @@ PROJECTORS = {
         text=_text,
         width=("mm.a.input_projection.weight", 0),
         part="audio",
+        family="gemma4",
     ),
 }
 """clip.projector_type -> how such files are read."""
