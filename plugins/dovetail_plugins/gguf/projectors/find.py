@@ -144,10 +144,7 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
             fix=f"{_ALONE}, or the checkpoint that the files were made of.",
         )
     found = tuple(projectors()[kind] for kind in kinds)
-    if (
-        len(found) > 1
-        and len({one.family or kind for one, kind in zip(found, kinds, strict=True)}) > 1
-    ):
+    if len({one.family or kind for one, kind in zip(found, kinds, strict=True)}) > 1:
         raise UnsupportedProjector(
             f"it has projectors of images and of sound ({', '.join(kinds)}), which are not "
             "supported together.",
