@@ -184,13 +184,6 @@ def _bailing(own: Json) -> Json:
     }
 
 
-def _bailing_first(own: Json) -> Json:
-    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
-    dropped = ("scoring_func", "moe_layer_freq", "architectures")
-    renamed = {names.get(key, key): value for key, value in own.items() if key not in dropped}
-    return {**renamed, "model_type": "bailing_moe", "norm_head": False, "use_qkv_bias": False}
-
-
 _FALCON_KEYS = ("num_hidden_layers", "num_attention_heads", "new_decoder_architecture")
 _QKV = {"qkv_proj.": ("q_proj.", "k_proj.", "v_proj.")}
 _CHATGLM = PublishedCase(
@@ -493,14 +486,3 @@ SAME_AS = {
 }
 """Other classes with the layout of a case."""
 CASES |= {name: (name, CASES[case][1]) for name, case in SAME_AS.items()}
-LING_1 = PublishedCase(
-    model_type="deepseek",
-    settings=_bailing_first,
-    names=(
-        (r"^model\.embed_tokens", "model.word_embeddings"),
-        (r"self_attn\.qkv_proj", "attention.query_key_value"),
-        (r"self_attn\.o_proj", "attention.dense"),
-    ),
-    joined=_QKV,
-)
-"""BailingMoeForCausalLM, of a checkpoint whose type transformers lacks."""

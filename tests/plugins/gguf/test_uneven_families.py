@@ -15,7 +15,8 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._config import read_config
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt
-from support.published_cases import LING_1, write_published
+from support.ling_1 import LING_1
+from support.published_cases import write_published
 from support.uneven_llamas import BLOCKS, EXPERTS, mixture, uneven
 
 pytest.importorskip("gguf")
