@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from support import gguf_gemma4, gguf_minicpm_v
 from support.gguf_files import ARCHITECTURES, Array, TypeOf, quantized, write_gguf
 
 Tensors = Iterator[tuple[str, Array]]
@@ -34,6 +35,8 @@ class Kind:
         [(name, values)]
     )
     part: str = "vision"
+    parts: bool = False
+    """The settings name the type of each of several projectors."""
 
 
 def write_pair(
@@ -110,7 +113,7 @@ def _experts_apart(weights: dict[str, Array]) -> Tensors:
     """Yield the matrices of each expert where the checkpoint has those of all in one tensor."""
     for name, values in weights.items():
         holder, _, word = name.rpartition(".")
-        if not holder.endswith(".experts"):
+        if not holder.endswith(".mlp.experts"):
             yield name, values
             continue
         for number, one in enumerate(values):
@@ -136,20 +139,24 @@ def write_projector(
     kind, weights = _kind_of(config), _weights(source)
     writer = gguf.GGUFWriter(target, "clip")
     processor = _processor(source)
-    writer.add_clip_projector_type(kind.type)
+    if not kind.parts:
+        writer.add_clip_projector_type(kind.type)
     if kind.part == "vision":
         _add_vision(writer, config, processor)
     else:
-        _add_audio(writer, config)
+        gguf_gemma4.add_audio(writer, config)
     kind.keys(writer, config, processor)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 64)
+    leaves = (".weight", ".bias", *gguf_gemma4.LIMITS)
     starts = ("vision_tower.", "visual.", "model.visual.", "multi_modal_projector.", "audio_tower.",
-              "model.vision_model.", "model.connector.", "image_newline")  # fmt: skip
+              "model.vision_model.", "model.connector.", "image_newline", "model.vision_tower.",
+              "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+              "model.merger.")  # fmt: skip
     for name, values in weights.items():
         if not name.startswith(starts) or ".head." in name:
             continue
         for theirs, changed in kind.changes(config, name, values):
-            ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
+            ours = names.get_name(theirs, try_suffixes=leaves) or theirs
             assert ours.startswith(("v.", "mm.", "a.", "model.image_newline")), ours
             type_name = type_of(ours) if changed.ndim == 2 else "F32"
             if type_name[0] == "Q" and changed.shape[-1] % 32:
@@ -197,22 +204,6 @@ def _add_vision(writer: Any, config: dict[str, Any], processor: dict[str, Any]) 
     writer.add_vision_attention_layernorm_eps(of("layer_norm_eps") or 1e-6)
     writer.add_vision_image_mean(processor["image_mean"])
     writer.add_vision_image_std(processor["image_std"])
-
-
-def _add_audio(writer: Any, config: dict[str, Any]) -> None:
-    audio = config["audio_config"]
-
-    def of(*names: str) -> int:
-        return next(audio[name] for name in names if name in audio)
-
-    writer.add_clip_has_audio_encoder(True)
-    writer.add_audio_projection_dim(config["text_config"]["hidden_size"])
-    writer.add_audio_embedding_length(of("d_model", "hidden_size"))
-    writer.add_audio_feed_forward_length(of("encoder_ffn_dim", "intermediate_size"))
-    writer.add_audio_block_count(of("encoder_layers", "num_hidden_layers"))
-    writer.add_audio_head_count(of("encoder_attention_heads", "num_attention_heads"))
-    writer.add_audio_num_mel_bins(audio["num_mel_bins"])
-    writer.add_audio_attention_layernorm_eps(1e-5)
 
 
 def _older(name: str) -> str:
@@ -392,6 +383,14 @@ KINDS = {
         keys=_gemma3_keys,
         changes=_gemma3,
     ),
+    "Gemma4ForConditionalGeneration": Kind(
+        text="",
+        text_class="Gemma4ForCausalLM",
+        type="gemma4v",
+        keys=gguf_gemma4.keys,
+        changes=gguf_gemma4.changes,
+        parts=True,
+    ),
     "Qwen2VLForConditionalGeneration": Kind(
         text="",
         text_class="Qwen2VLForConditionalGeneration",
@@ -426,6 +425,13 @@ KINDS = {
         type="qwen3vl_merger",
         keys=_qwen3_keys,
         changes=_qwen3,
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": Kind(
+        text="",
+        text_class="Qwen3_5ForCausalLM",
+        type="minicpmv4_6",
+        keys=gguf_minicpm_v.keys,
+        changes=gguf_minicpm_v.changes,
     ),
     "LlavaForConditionalGeneration": Kind(
         text="",

@@ -14,6 +14,7 @@ from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
+from support import tiny_gemma4, tiny_minicpm_v
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (
@@ -44,6 +45,7 @@ def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: A
         torch.manual_seed(len(architecture))
         model = getattr(transformers, CLASSES.get(architecture, architecture))(config)
     randomize(model, seed=len(architecture))
+    tiny_gemma4.limit(model)
     model.save_pretrained(folder)
     processor(tokenizer).save_pretrained(folder)
     return folder
@@ -404,6 +406,8 @@ QWEN3_VISION = {
 MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Idefics3ForConditionalGeneration": (IDEFICS3, _idefics3),
     "Gemma3ForConditionalGeneration": (GEMMA3, _gemma3),
+    "Gemma4ForConditionalGeneration": (tiny_gemma4.TOKENS, tiny_gemma4.small),
+    "LargeGemma4ForConditionalGeneration": (tiny_gemma4.TOKENS, tiny_gemma4.large),
     "InternVLForConditionalGeneration": (INTERNVL, _internvl),
     **LLAVA_FAMILIES,
     "Mistral3ForConditionalGeneration": (PIXTRAL, _mistral3),
@@ -416,6 +420,7 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
 }
 STATE_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Qwen3_5ForConditionalGeneration": (QWEN, _qwen3_5),
+    "MiniCPMV4_6ForConditionalGeneration": (tiny_minicpm_v.TOKENS, tiny_minicpm_v.made),
 }
 """Families whose text models keep states."""
 SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
@@ -426,10 +431,16 @@ SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
 config and processor of their ids."""
 NAMES = {
     "Gemma3ForConditionalGeneration": ("boi_token", "image_token", "eoi_token"),
+    "Gemma4ForConditionalGeneration": tiny_gemma4.NAMES,
+    "LargeGemma4ForConditionalGeneration": tiny_gemma4.NAMES,
+    "MiniCPMV4_6ForConditionalGeneration": tiny_minicpm_v.NAMES,
     "InternVLForConditionalGeneration": (
         *("context_image_token", "start_image_token", "end_image_token", "video_token"),
     ),
 }
 """Architecture -> what its tokenizer calls its special tokens."""
-CLASSES = {"PixtralForConditionalGeneration": "LlavaForConditionalGeneration"}
+CLASSES = {
+    "PixtralForConditionalGeneration": "LlavaForConditionalGeneration",
+    "LargeGemma4ForConditionalGeneration": "Gemma4ForConditionalGeneration",
+}
 """Families that transformers has under another name."""

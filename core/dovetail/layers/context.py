@@ -47,7 +47,7 @@ class StepMedia:
     """A step's media: vectors for the tokens in `places`, and all tokens' positions in three
     dimensions, for models that need them. `encodings` are concatenated; rows that begin with the
     step attend to them from now on. `spans` are pairs (first token of the step, count) of
-    consecutive tokens that may see each other: the places of one image or sound, or a prompt.
+    consecutive tokens that may see each other: the places of one image or frame, or a prompt.
     `watch` observes how the layers attend to encodings, if a request needs that.
 
     Shapes: places [M] int64, vectors [M, E or more], positions [3, T] int64, encodings [W, E]

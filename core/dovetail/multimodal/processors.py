@@ -90,6 +90,7 @@ def _without_video(processor_class: type[Any]) -> type[Any]:
         def __init__(self, *parts: Any, **more: Any) -> None:
             more |= zip(names, parts, strict=False)
             more.pop(VIDEO_PART, None)
+            self.video_processor = more.get("image_processor")  # some read its settings as well
             super().__init__(**more)
 
         @classmethod

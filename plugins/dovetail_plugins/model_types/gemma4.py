@@ -102,5 +102,11 @@ FACTS = ModelFacts(
 GEMMA4_TEXT = Value(summary="Gemma 4, text only", value=FACTS)
 GEMMA4 = Value(
     summary="Gemma 4 with its encoders, whose text model has its own settings",
-    value=dataclasses.replace(FACTS, defaults={}, cache=""),
+    value=dataclasses.replace(
+        FACTS,
+        defaults={},
+        cache="",
+        media=("image", "audio"),
+        media_see_all="use_bidirectional_attention",
+    ),
 )

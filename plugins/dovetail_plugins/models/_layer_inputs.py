@@ -11,6 +11,7 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.activation import activation
+from dovetail.layers.context import step_media
 from dovetail.layers.decoder import DecoderConfig
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -26,6 +27,8 @@ NAMES = (
     ("per_layer_projection.", "layer_input.project."),
 )
 """The checkpoints' names of the parts -> the names here."""
+INPUT_PARTS = tuple(name.removesuffix(".") for name, _ in NAMES[:3])
+"""The checkpoints' names of the parts that a text model has once."""
 
 
 class LayerInputs(nn.Module):
@@ -36,6 +39,7 @@ class LayerInputs(nn.Module):
         model, settings = context.model, context.model.hf_config
         size = int(settings["hidden_size_per_layer_input"])
         self._num_ids = int(settings["vocab_size_per_layer_input"])
+        self._padding = int(settings.get("pad_token_id") or 0)
         self._shape, self._factor = (model.num_layers, size), model.hidden_size**-0.5
         width = model.num_layers * size
         rounded = torch.tensor(size**0.5, dtype=dtype_of(model.dtype))
@@ -51,11 +55,15 @@ class LayerInputs(nn.Module):
         self.norm = RMSNorm(context, size, eps=config.norm_eps)
 
     def forward(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Return every layer's input; an id beyond the end of the table counts as 0.
+        """Return every layer's input; an id beyond the end of the table counts as 0, a place of
+        media as padding.
 
         Shapes: token_ids [T], embedded [T, E] -> [T, L, P]
         """
         known = torch.where(token_ids < self._num_ids, token_ids, 0)
+        media = step_media()
+        if media is not None:
+            known = known.index_fill(0, media.places, self._padding)
         looked_up = self.table(known).unflatten(-1, self._shape)
         projected = (self.projection(embedded) * self._factor).unflatten(-1, self._shape)
         total: torch.Tensor = (self.norm(projected) + looked_up) * 2**-0.5

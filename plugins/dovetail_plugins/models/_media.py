@@ -42,9 +42,9 @@ TEXT_PARTS = ("layers", "embed_tokens", "norm")
 class MediaModel(OneByOne, nn.Module, Model):
     """An encoder and a text model. `text_class` is the class under which the text model's plugin is
     registered ("": from transformers' table of causal models), `text_names` the names of its parts
-    in transformers' model, `opened` the encoder's linear layers whose weights its own code reads
-    directly. In a pipeline the encoder is on the stages whose layers take vectors: the first, and
-    later ones for deep vectors."""
+    in transformers' model, `text_parts` those in checkpoints that name it "model", `opened` the
+    encoder's linear layers whose weights its own code reads directly. In a pipeline the encoder is
+    on the stages whose layers take vectors: the first, and later ones for deep vectors."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "media", "vectors"}
@@ -52,6 +52,7 @@ class MediaModel(OneByOne, nn.Module, Model):
     text_class: ClassVar[str] = ""
     text_names: ClassVar[tuple[str, ...]] = ("language_model",)
     opened: ClassVar[tuple[str, ...]] = ()
+    text_parts: ClassVar[tuple[str, ...]] = TEXT_PARTS
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class MediaModel(OneByOne, nn.Module, Model):
     def weight_map(self) -> WeightMap:
         """Return the names: transformers' for the encoder, and the plugin's own after "text." for
         the text model."""
-        text = [(f"model.{name}.", f"text.model.{name}.") for name in TEXT_PARTS]
+        text = [(f"model.{name}.", f"text.model.{name}.") for name in self.text_parts]
         return WeightMap(
             prefixes=(*TEXT_NAMES, *self._encoder_names, *text),
             ignored=("rotary_emb.inv_freq", "position_ids"),
@@ -166,6 +167,10 @@ def _shrink(text: Any) -> None:
     """Shrink a text model whose weights are not used. Mutates: text"""
     text.num_hidden_layers = 1
     text.vocab_size, text.pad_token_id = 8, None
+    if getattr(text, "num_kv_shared_layers", 0):
+        text.num_kv_shared_layers = 0
+    if hasattr(text, "vocab_size_per_layer_input"):
+        text.vocab_size_per_layer_input = 8
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
 

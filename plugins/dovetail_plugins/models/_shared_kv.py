@@ -20,6 +20,7 @@ from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderForCausalLM, DecoderLayer
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
+from dovetail.layers.media import with_media
 from dovetail.layers.norm import BareRMSNorm, RMSNorm
 from dovetail.layers.stages import AbsentStage
 from dovetail_plugins.layers.attention.shared import (
@@ -47,6 +48,8 @@ class Heads:
 
 class SharingAttention(nn.Module):
     """Rotary attention over its own keys and values, or over those of an earlier layer."""
+
+    attention_class: ClassVar[type[Attention]] = Attention
 
     def __init__(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int, heads: Heads
@@ -98,7 +101,7 @@ class SharingAttention(nn.Module):
             soft_cap=config.attn_logit_softcap,
         )
         if self.keeps:
-            return Attention(name, spec)
+            return self.attention_class(name, spec)
         shares = name.replace(f".layers.{layer}.", f".layers.{heads.source}.")
         return SharedAttention(name, spec, shares=shares)
 
@@ -191,7 +194,7 @@ class SharingModel(Gemma3Model):
         """Shapes: token_ids, positions [T] -> [T, E]"""
         inputs = None
         if self.stage.is_first or self.layer_inputs is not None:
-            embedded = self.embed(token_ids, positions)
+            embedded = with_media(self.embed(token_ids, positions))
         if self.layer_inputs is not None:
             inputs = self.layer_inputs(token_ids, embedded)
         if self.stage.is_first:

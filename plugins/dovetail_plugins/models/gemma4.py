@@ -1,6 +1,7 @@
-"""Gemma 4, text: full-attention layers have another head size, rotate only a share of it, and may
-use one matrix for keys and values; per-layer inputs; last layers that read the keys and values of
-earlier ones, or experts in parallel to each MLP.
+"""Gemma 4: full-attention layers have another head size, rotate only a share of it, and may use one
+matrix for keys and values; per-layer inputs; last layers that read the keys and values of earlier
+ones, or experts in parallel to each MLP. Images have any shape, nine patches to a vector; sounds go
+through a conformer.
 
 Source: Gemma Team, Gemma 4, 2026.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from msgspec import structs
@@ -17,11 +18,12 @@ from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.media_settings import AUDIO
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
-from dovetail.layers.decoder import FULL, DecoderConfig, DecoderLayer, GatedMLP
+from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, DecoderLayer, GatedMLP
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.moe.experts import Experts
@@ -29,10 +31,12 @@ from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.opaque import is_traced
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
+from dovetail_plugins.layers.attention.media import MediaAttention
 from dovetail_plugins.layers.native_routing import native_routing
 from dovetail_plugins.layers.routing import RoutingRule, route
 from dovetail_plugins.model_types.gemma4 import ROPE, cache, heads, keys_are_values, layer_types
-from dovetail_plugins.models._layer_inputs import LayerInput
+from dovetail_plugins.models._layer_inputs import INPUT_PARTS, LayerInput
+from dovetail_plugins.models._media import TEXT_PARTS, MediaModel, joined
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
@@ -69,6 +73,12 @@ class Gemma4Router(nn.Module):
         else:
             weights, experts = route(scores, self.rule)
         return weights * self.per_expert_scale[experts].float(), experts
+
+
+class SeeingAttention(SharingAttention):
+    """Attention over text, and over images, whose tokens see each other in both directions."""
+
+    attention_class = MediaAttention
 
 
 class Gemma4Layer(SharingLayer):
@@ -109,7 +119,9 @@ class Gemma4Layer(SharingLayer):
             source=cache(settings).sources[layer],
             keys_are_values=keys_are_values(settings) and config.layer_types[layer] == FULL,
         )
-        return SharingAttention(context, name, config, layer, own)
+        both_ways = settings.get("use_bidirectional_attention") == "vision"
+        sees = both_ways and config.layer_types[layer] == SLIDING
+        return (SeeingAttention if sees else SharingAttention)(context, name, config, layer, own)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -187,12 +199,44 @@ class Gemma4ForCausalLM(SharingForCausalLM):
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return Gemma 4's config: norms store plain weights, queries are not scaled.
 
-        Raises: ConfigError for one whose text tokens see all others.
+        Raises: ConfigError for one whose text tokens see all others, and for layers without keys
+        of their own in which images see both ways.
         """
         config: dict[str, Any] = model.hf_config
-        if config.get("use_bidirectional_attention") == "all":
+        sees = config.get("use_bidirectional_attention")
+        if sees == "all":
             raise ConfigError(
                 "a model whose tokens all see each other is not supported.",
                 where="config.json: use_bidirectional_attention",
             )
+        if sees == "vision" and config.get("num_kv_shared_layers"):
+            raise ConfigError(
+                "images that are seen both ways need keys and values in every layer.",
+                where="config.json: num_kv_shared_layers",
+            )
         return sharing_config(model, layer_types(config))
+
+
+class Gemma4ForConditionalGeneration(MediaModel):
+    """Gemma 4 with images, and with sound if the checkpoint has its encoder."""
+
+    info = Info(
+        summary="Gemma 4 with images and sound", source="https://ai.google.dev/gemma/docs/core"
+    )
+    capabilities = MediaModel.capabilities | {"leaves_out_tokens"}
+    text_class: ClassVar[str] = "Gemma4ForCausalLM"
+    text_parts: ClassVar[tuple[str, ...]] = (*TEXT_PARTS, *INPUT_PARTS)
+    opened: ClassVar[tuple[str, ...]] = ("patch_embedder.input_proj",)
+
+    def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of a content, of a sound without padding. Shapes: [rows, E]"""
+        output = self.outputs(kind, features)
+        if kind == AUDIO:
+            vectors: torch.Tensor = output.pooler_output[output.attention_mask]
+            return vectors
+        return joined(output)
+
+    def _takes_media(self, context: BuildContext) -> bool:
+        """Return whether this rank's stage makes layers' inputs, which media are part of."""
+        has_inputs = bool(context.model.hf_config["hidden_size_per_layer_input"])
+        return has_inputs or super()._takes_media(context)

@@ -108,6 +108,24 @@ def _bailing(raw: Json) -> Json:
     return {**usual, **_as("SarvamMoEForCausalLM", "sarvam_moe")(raw)}
 
 
+def _bailing_first(raw: Json) -> Json:
+    _require(raw, {"use_bias": False, "use_qkv_bias": False, "multi_gate": False})
+    if raw.get("norm_head"):
+        raise refuse(
+            "its head is divided by the lengths of its columns when it runs, which is not served.",
+            "norm_head",
+            "use a GGUF file of the model, whose head is divided already.",
+        )
+    own = {
+        "n_routed_experts": number(raw, "num_experts"),
+        "n_shared_experts": raw.get("num_shared_experts") or 0,
+        "first_k_dense_replace": raw.get("first_k_dense_replace") or 0,
+        "moe_layer_freq": 1,
+        "norm_topk_prob": bool(raw.get("norm_topk_prob", True)),
+    }
+    return _as("DeepseekForCausalLM", "deepseek", **own)(raw)
+
+
 def _orion(raw: Json) -> Json:
     norm = {"layer_norm_eps": raw.get("rms_norm_eps", 1e-5)}
     usual = {"partial_rotary_factor": 1.0, "use_qkv_bias": bool(raw.get("attention_bias"))}
@@ -181,6 +199,16 @@ LAYOUTS: dict[str, Published] = {
     "GLM4VForCausalLM": _CHATGLM,
     # inclusionAI/Ling-mini-2.0, Ling-flash-2.0, Ring-1T
     "BailingMoeV2ForCausalLM": Published(config=_bailing, ignored=(".rotary_emb.",)),
+    # inclusionAI/Ling-lite, Ling-plus; their GGUF files are `bailingmoe`
+    "BailingMoeForCausalLM": Published(
+        config=_bailing_first,
+        prefixes=(("model.word_embeddings.", "model.embed_tokens."),),
+        renames=(
+            (".attention.query_key_value.", ".self_attn.qkv_proj."),
+            (".attention.dense.", ".self_attn.o_proj."),
+        ),
+        ignored=(".rotary_emb.",),
+    ),
     # BAAI/AquilaChat2-7B, xverse/XVERSE-7B, early copies of Llama
     **dict.fromkeys(
         ("AquilaModel", "AquilaForCausalLM", "XverseForCausalLM", "LLaMAForCausalLM"), _LLAMA
@@ -213,7 +241,6 @@ REFUSED: dict[str, str] = {
         ("Grok1ForCausalLM", "Grok1ModelForCausalLM"),
         f"{_NO_CLASS} (an MLP beside the experts, four norms, soft caps on attention scores)",
     ),
-    "BailingMoeForCausalLM": f"{_NO_CLASS} (experts picked by a softmax, whose weights sum to one)",
     "DeepseekOCRForCausalLM": f"{_NO_CLASS} (a text model behind an encoder of pages)",
     "Step3p5ForCausalLM": f"{_NO_CLASS}: transformers has its settings alone",
     "Step3VLForConditionalGeneration": f"{_NO_CLASS} (attention that factorises matrices)",

@@ -151,9 +151,14 @@ GEMMA_TYPE = {"clip.projector_type": "gemma3"}
         ({"clip.projector_type": "resampler"}, WIDE, '"resampler" is not supported; gemma3'),
         ({"general.architecture": "llama"}, WIDE, "not a projector file"),
         (
-            {"clip.vision.projector_type": "gemma4v", "clip.audio.projector_type": "gemma4a"},
+            {"clip.vision.projector_type": "gemma3", "clip.audio.projector_type": "voxtral"},
             WIDE,
             "images and of sound",
+        ),
+        (
+            {"clip.vision.projector_type": "gemma4v", "clip.audio.projector_type": "gemma4a"},
+            WIDE,
+            '"gemma4v" belongs to text models of the architectures gemma4',
         ),
     ],
 )

@@ -3,15 +3,20 @@ Llama: from safetensors, and from GGUF files."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._config import read_config
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt
+from support.ling_1 import LING_1
+from support.published_cases import write_published
 from support.uneven_llamas import BLOCKS, EXPERTS, mixture, uneven
 
 pytest.importorskip("gguf")
@@ -45,6 +50,26 @@ def test_deepseek_moe(case: str, tmp_path: Path) -> None:
     name = "bailingmoe" if is_ling else "deepseek"
     write_gguf(tmp_path / "hf", tmp_path / "m.gguf", architecture=name, adders=adders)
     assert_same(tmp_path / "m.gguf", model)
+
+
+def test_ling_1_as_published(tmp_path: Path) -> None:
+    model = mixture(tmp_path / "hf", **CASES["Ling 1"])
+    folder = tmp_path / "ling"
+    write_published(tmp_path / "hf", folder, "BailingMoeForCausalLM", LING_1)
+    flags: dict[str, Any] = {"dtype": "float32", "max_logprobs": -1, "use_tqdm_on_load": False}
+    tokens = prompt(40)
+    with LLM(str(folder), **flags) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1)
+        (result,) = llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
+    (entry,) = result.outputs[0].logprobs
+    got = torch.empty(len(entry.top_ids))
+    got[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
+    right = logits_of(model, tokens)[-1].log_softmax(-1)
+    torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-4)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "norm_head": True}))
+    with pytest.raises(ConfigError, match="GGUF"):
+        LLM(str(folder), **flags)
 
 
 def test_nemotrons_blocks(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_served_as_transformers_computes_the_same_model(tmp_path: Path, name: st
 
 def test_every_published_class_has_a_case() -> None:
     names = {*published.PUBLISHED, *BY_TYPE}
-    assert names <= {architecture for architecture, _ in CASES.values()}
+    elsewhere = {"BailingMoeForCausalLM"}  # transformers lacks its type: test_uneven_families.py
+    assert names - elsewhere <= {architecture for architecture, _ in CASES.values()}
 
 
 def _settings(folder: Path, **fields: Any) -> Path:

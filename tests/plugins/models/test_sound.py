@@ -24,7 +24,7 @@ def sound(seed: int, seconds: float) -> np.ndarray[Any, Any]:
     return (0.5 * tones + 0.1 * rng.normal(size=len(times))).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=sorted(SOUND_FAMILIES))
+@pytest.fixture(scope="module", params=[*sorted(SOUND_FAMILIES), "Gemma4ForConditionalGeneration"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_media_checkpoint(tmp_path_factory.mktemp("sound"), request.param)
 

@@ -38,6 +38,15 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     return table.get(model_type, _USUAL)
 
 
+def media_see_all(config: Mapping[str, Any]) -> bool:
+    """Return whether the tokens of an image attend to each other in both directions.
+    Raises: as `facts_of`"""
+    rule = facts_of(config).media_see_all
+    if isinstance(rule, str):
+        return bool((config.get("text_config") or {}).get(rule) == "vision")
+    return rule
+
+
 def other_names(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Return alternative setting names of a config.json's model type -> the type's own names.
     Raises: as `facts_of`"""

@@ -37,8 +37,9 @@ class ModelFacts:
     keys before and after a query. `cache` is the "module:function" that makes CacheFacts from
     config.json (empty: every layer caches keys and values). `media` are the kinds of media whose
     vectors its text part takes, if the type has one. With `media_see_all` the tokens of an image
-    attend to each other in both directions, with `prompts_see_all` all tokens of a prompt that has
-    one; such models compute prompts whole and cache no prefixes. `positions_per_second` is per
+    attend to each other in both directions (a name: within windows, if this field of the text part
+    is "vision"), with `prompts_see_all` all tokens of a prompt that has one; such models compute
+    prompts whole and cache no prefixes. `positions_per_second` is per
     second of video, if config.json does not say (0: one per step in time). `encoder_input` is the
     input of an encoder-decoder's encoder, "text" or "audio" (empty: no encoder), and `encoder_rows`
     the field with its maximum number of rows (empty: the context length). `runs_as` is the
@@ -65,7 +66,7 @@ class ModelFacts:
     window_has_two_sides: bool = False
     cache: str = ""
     media: tuple[str, ...] = ()
-    media_see_all: bool = False
+    media_see_all: bool | str = False
     prompts_see_all: bool = False
     media_apart: bool = False
     media_adapters: Mapping[str, str] = field(default_factory=dict)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.interfaces.data.media import KEPT, VECTORS, Encode, PartPlace, is_ready, tensor_of
+from dovetail.interfaces.data.media_settings import IMAGE, VIDEO
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import NewRow, StepPlan
 from dovetail.layers.context import StepMedia, use_media
@@ -34,6 +35,9 @@ from dovetail.runner.step.part import Ending, RunnerPart
 from dovetail.runner.step.step_reader import BegunStep, Computed
 
 logger = logging.getLogger(__name__)
+
+SEEN = (IMAGE, VIDEO)
+"""Kinds of media whose tokens may attend to each other in both directions."""
 
 
 class RunnerMedia(RunnerPart):
@@ -178,7 +182,7 @@ class RunnerMedia(RunnerPart):
             for place in own:
                 for where, rows in _met(place, step.start, end):
                     at = first + where - step.start
-                    if place.kind != VECTORS and not is_one:
+                    if place.kind in SEEN and not is_one:
                         spans.append((at, len(rows)))
                     encoding = self._encodings.get(place.key)
                     if encoding is None:

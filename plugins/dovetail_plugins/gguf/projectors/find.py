@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 FLAG = "--mmproj"
 CLIP = "clip"
 _ALONE = "serve the text model alone with --no-mmproj"
-_KEYS = {"vision": "clip.vision.projector_type", "audio": "clip.audio.projector_type"}
-Found = tuple[Pair, Projector]
+_KEYS = ("clip.vision.projector_type", "clip.audio.projector_type")
+Found = tuple[Pair, tuple[Projector, ...]]
+"""Both files, and how the parts of the projector's are read."""
 
 
 class UnsupportedProjector(ConfigError):
@@ -133,32 +134,33 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
             fix=f"give {FLAG} a file mmproj*{SUFFIX} of the model.",
         )
     pair = Pair(model, config, clip)
-    kind = _kind_of(clip)
-    if kind not in projectors():
+    kinds = _kinds_of(clip)
+    unknown = [kind for kind in kinds if kind not in projectors()]
+    if unknown:
         known = ", ".join(sorted(projectors()))
         raise UnsupportedProjector(
-            f'clip.projector_type "{kind}" is not supported; {known} are.',
+            f'clip.projector_type "{unknown[0]}" is not supported; {known} are.',
             where=str(file),
             fix=f"{_ALONE}, or the checkpoint that the files were made of.",
         )
-    projector = projectors()[kind]
-    _check(pair, projector, kind)
-    return pair, projector
-
-
-def _kind_of(clip: GgufModel) -> str:
-    """Return the type of a projector. Raises: ConfigError for a file of several"""
-    stated = clip.settings.get("clip.projector_type")
-    kinds = {part: clip.settings.get(key) for part, key in _KEYS.items()}
-    found = {part: kind for part, kind in kinds.items() if kind}
-    if len(found) > 1:
+    found = tuple(projectors()[kind] for kind in kinds)
+    if len({one.family or kind for one, kind in zip(found, kinds, strict=True)}) > 1:
         raise UnsupportedProjector(
-            f"it has projectors of images and of sound ({', '.join(map(str, found.values()))}), "
-            "which are not supported together.",
-            where=str(clip.path),
+            f"it has projectors of images and of sound ({', '.join(kinds)}), which are not "
+            "supported together.",
+            where=str(file),
             fix=f"{_ALONE}.",
         )
-    return str(stated or next(iter(found.values()), "mlp"))
+    for kind, projector in zip(kinds, found, strict=True):
+        _check(pair, projector, kind)
+    return pair, found
+
+
+def _kinds_of(clip: GgufModel) -> list[str]:
+    """Return the types of a file's projectors: one, or that of images and that of sounds."""
+    named = (clip.settings.get(key) for key in _KEYS)
+    found = [str(kind) for kind in named if kind]
+    return found or [str(clip.settings.get("clip.projector_type") or "mlp")]
 
 
 def _check(pair: Pair, projector: Projector, kind: str) -> None:

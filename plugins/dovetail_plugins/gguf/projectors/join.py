@@ -23,27 +23,30 @@ def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
     found = projector_of(model, text, mmproj)
     if found is None:
         return text
-    pair, projector = found
-    part = projector.text(pair)
+    pair, projectors = found
+    part = projectors[0].text(pair)
     whole = {name: part.pop(name) for name in _OF_THE_WHOLE if name in part}
     types, stored = float_types(found), whole.get("quantization_config")
     if stored:
         whole["quantization_config"] = {**stored, "types": stored["types"] | types}
     part.pop("architectures", None)
+    config, processor = Json(), Json()
+    for projector in projectors:
+        config |= projector.config(pair)
+        processor |= projector.processor(pair)
     return {
         **whole,
-        **projector.config(pair),
+        **config,
         "text_config": part,
-        PROCESSOR: projector.processor(pair),
+        PROCESSOR: processor,
         MMPROJ: str(pair.clip.model.path),
     }
 
 
 def float_types(found: Any) -> Mapping[str, str]:
     """Return module -> type of the encoder's matrices in half precision; the others are float32."""
-    pair, projector = found
     types: dict[str, str] = {}
-    for name, target in targets_of(pair, projector).items():
+    for name, target in targets_of(*found).items():
         kinds = {extent.type.name for extent in target.extents}
         kind = kinds.pop() if len(kinds) == 1 else "F32"
         if name.endswith(".weight") and kind in FLOAT_DTYPES:

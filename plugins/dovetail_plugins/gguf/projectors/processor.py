@@ -43,7 +43,8 @@ def _written(path: str, config_text: str) -> tempfile.TemporaryDirectory[str]:
     class_name = {"processor_class": processor["processor_class"]}
     name = next(name for name in _PARTS if name in processor)
     processor[name] |= read_json(file.parent / _OLDER, is_required=False)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **class_name}
+    pad = {"pad_token": named["eos_token"]} if "eos_token" in named else {}  # some ask for one
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **pad, **named, **class_name}
     files = {
         "config.json": config,
         "processor_config.json": processor,

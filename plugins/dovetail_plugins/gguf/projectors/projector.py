@@ -67,7 +67,8 @@ class Projector:
     `texts`: general.architecture of the text models that it belongs to. `config`: config.json of
     both files, without the text model's part; `text`: that part. `width`: the tensor whose size
     along the axis is the text model's hidden size. `processor`: processor_config.json, with the
-    tokenizer's names of tokens under "tokens". `part`: vision or audio.
+    tokenizer's names of tokens under "tokens". `part`: vision or audio. Projectors of one `family`
+    may be in one file ("": it is always alone).
     """
 
     texts: tuple[str, ...]
@@ -77,6 +78,7 @@ class Projector:
     width: tuple[str, int]
     text: Callable[[Pair], Json] = _as_alone
     part: str = "vision"
+    family: str = ""
 
 
 class Pair:

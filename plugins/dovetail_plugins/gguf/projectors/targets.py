@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.interfaces.data.headers import TensorHeader
@@ -50,30 +50,30 @@ class Target:
         return "F32" if kind in QUANTIZED else PLAIN_DTYPES.get(kind, kind)
 
 
-def targets_of(pair: Pair, projector: Projector) -> dict[str, Target]:
+def targets_of(pair: Pair, projectors: Sequence[Projector]) -> dict[str, Target]:
     """Return the checkpoint's name -> what it is made of. Raises: ConfigError for unknown names and
     for parts that are missing"""
-    names = projector.names(pair)
     found: dict[str, Target] = {}
-    parts: dict[str, dict[int, TensorExtent]] = {}
-    unknown = []
-    start = f"{projector.part[0]}.blk."
-    for extent in pair.clip.model.extents:
-        places = list(_places(names, extent, start))
-        if not places and extent.name not in _UNUSED:
-            unknown.append(extent.name)
-        for name, number, third in places:
-            if number is None:
-                change = _change(names, extent.name, start)
-                found[name] = Target(extents=(extent,), third=third, change=change)
-            else:
-                parts.setdefault(name, {})[number] = extent
+    unknown = {one.name for one in pair.clip.model.extents} - {*_UNUSED}
+    for projector in projectors:
+        names, start = projector.names(pair), f"{projector.part[0]}.blk."
+        parts: dict[str, dict[int, TensorExtent]] = {}
+        for extent in pair.clip.model.extents:
+            for name, number, third in _places(names, extent, start):
+                unknown.discard(extent.name)
+                if number is None:
+                    change = _change(names, extent.name, start)
+                    found[name] = Target(extents=(extent,), third=third, change=change)
+                else:
+                    parts.setdefault(name, {})[number] = extent
+        found |= _joined(pair, names, parts)
     if unknown:
+        some = ", ".join(sorted(unknown)[:5])
         raise pair.fault(
-            f"{len(unknown)} tensors have names that are not known: {', '.join(unknown[:5])}.",
+            f"{len(unknown)} tensors have names that are not known: {some}.",
             fix="convert the projector again with a current llama.cpp.",
         )
-    return found | _joined(pair, names, parts)
+    return found
 
 
 def _joined(
@@ -133,10 +133,10 @@ def _change(names: ProjectorNames, name: str, start: str) -> Change | None:
     return next((names.changes[one] for one in known if one in names.changes), None)
 
 
-def headers_of(pair: Pair, projector: Projector) -> Iterator[TensorHeader]:
+def headers_of(pair: Pair, projectors: Sequence[Projector]) -> Iterator[TensorHeader]:
     """Yield the projector's tensors under the checkpoint's names. Raises: ConfigError"""
     folder = pair.text.model.path.parent
-    for name, target in targets_of(pair, projector).items():
+    for name, target in targets_of(pair, projectors).items():
         path = target.extents[0].path
         yield TensorHeader(
             name=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -16,18 +16,18 @@ from dovetail_plugins.gguf.reading.file import TensorExtent
 from dovetail_plugins.gguf.reading.tensors import DTYPES
 
 
-def tensors_of(pair: Pair, projector: Projector) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(pair: Pair, projectors: Sequence[Projector]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the projector's tensors; quantized ones become float32. Raises: ConfigError"""
     paths = {extent.path for extent in pair.clip.model.extents}
     mapped = {}
     for path in paths:
         with path.open("rb") as file:
             mapped[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    targets = targets_of(pair, projector)
+    targets = targets_of(pair, projectors)
     for name, target in targets.items():
         parts = [_read(mapped[one.path], one) for one in target.extents]
         yield name, _whole(parts, target, pair)
-    for module in projector.names(pair).unused:
+    for module in (name for one in projectors for name in one.names(pair).unused):
         if f"{module}.weight" not in targets:
             size = pair.number("embedding_length")
             yield f"{module}.weight", torch.ones(size)

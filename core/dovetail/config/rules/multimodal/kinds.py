@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.config.checkpoint.media_tokens import PROCESSOR, named_kinds
+from dovetail.config.checkpoint.media_tokens import PARTS, PROCESSOR, named_kinds
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.model_impl import wanted_impl
@@ -27,7 +27,10 @@ def kinds_of(model_config: ModelConfig, model: ModelSpec) -> tuple[str, ...]:
     if not model.whole_config:
         return ()
     if not _is_backed(model_config, model):
-        return facts_of(model.whole_config).media
+        kinds = facts_of(model.whole_config).media
+        lacking = {kind for kind in kinds if not model.whole_config.get(PARTS.get(kind, ""))}
+        has_some = any(kind not in lacking for kind in kinds if kind in PARTS)
+        return tuple(k for k in kinds if not (has_some and k in PARTS and k in lacking))
     takes_any = model.head == LOGITS and model.architecture in known_classes().media
     return named_kinds(model.whole_config) if takes_any else ()
 

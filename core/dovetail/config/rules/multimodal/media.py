@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.checkpoint.model_facts import facts_of, media_see_all
 from dovetail.config.rules.adapters import MEDIA_LORAS
 from dovetail.config.rules.multimodal.kinds import PROCESSOR_FILES, allowed_kinds, has_processor
 from dovetail.config.rules.multimodal.settings import media_settings
@@ -71,7 +71,7 @@ def media_spec(
     if not kinds:
         _pruning_rate(multimodal, kinds)
         return None
-    if facts_of(model.whole_config).media_see_all:
+    if media_see_all(model.whole_config):
         _verify_seen_whole(parallel, model)
     cache_type = multimodal.mm_processor_cache_type
     cache = registry.admin.value_of("mm_cache", cache_type, where=CACHE_FLAG)
@@ -109,8 +109,9 @@ def _verify_seen_whole(parallel: ParallelConfig, model: ModelSpec) -> None:
             where="--decode-context-parallel-size",
             fix=f"use 1, or {alone}",
         )
-    if facts_of(model.whole_config).prompts_see_all:
-        return  # no prompt is longer than the window
+    facts = facts_of(model.whole_config)
+    if facts.prompts_see_all or isinstance(facts.media_see_all, str):
+        return  # no prompt is longer than the window, or windows limit what images see
     rows = int(model.whole_config.get("mm_tokens_per_image") or USUAL_IMAGE_ROWS)
     window = model.hf_config.get("sliding_window")
     if window is not None and rows > window:

@@ -132,7 +132,8 @@ def _with_labels(model: ModelSpec) -> ModelSpec:
 
 def _sees_all(facts: Mapping[str, Any]) -> bool:
     """Return whether a decoder's config enables bidirectional attention."""
-    return bool(facts.get("use_bidirectional_attention")) or facts.get("is_causal") is False
+    both_ways = facts.get("use_bidirectional_attention")  # "vision": within images alone
+    return both_ways in (True, "all") or facts.get("is_causal") is False
 
 
 def _head(model_config: ModelConfig, model: ModelSpec, sentences: SentenceSettings | None) -> str:

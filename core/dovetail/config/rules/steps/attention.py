@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
-from dovetail.config.checkpoint.model_facts import facts_of, has_position_bias, uses_alibi
+from dovetail.config.checkpoint.model_facts import (
+    facts_of,
+    has_position_bias,
+    media_see_all,
+    uses_alibi,
+)
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.machine.device import block_tokens
@@ -52,7 +57,7 @@ def select_attention(
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),
         uses_sinks=facts_of(facts).has_sinks,
         uses_alibi=uses_alibi(facts),
-        uses_lse=ranks > 1 or facts_of(model.whole_config).media_see_all,
+        uses_lse=ranks > 1 or media_see_all(model.whole_config),
         uses_position_bias=has_position_bias(facts),
         uses_latent=latent > 0,
         uses_index=cache is not None and cache.index_size > 0,

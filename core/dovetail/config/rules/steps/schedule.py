@@ -6,7 +6,7 @@ import logging
 
 from dovetail import registry
 from dovetail.config.checkpoint.context_length import model_tokens, window_tokens, within_window
-from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.config.checkpoint.model_facts import facts_of, media_see_all
 from dovetail.config.config import Config
 from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.machine.device import at_most
@@ -83,7 +83,7 @@ def schedule_spec(
         encoder_rows=step_tokens,
         kept_encoder_rows=max(step_tokens, KEPT_ENCODER_ROWS),
         keeps_parts_whole=config.multimodal.disable_chunked_mm_input
-        or facts_of(model.whole_config).media_see_all,
+        or media_see_all(model.whole_config),
     )
 
 
