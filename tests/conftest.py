@@ -49,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--note-alone", metavar="FILE", help="write and print what passes now, having failed before"
     )
+    parser.addoption(
+        "--processor-time", metavar="FILE", help="write what each test costs, children included"
+    )
     parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
 
 
@@ -58,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
     noted = config.getoption("--note-passed")
     if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(Noted(Path(noted)))
+    processor_time = config.getoption("--processor-time")
+    if processor_time:
+        from support.processor_time import ProcessorTime
+
+        config.pluginmanager.register(ProcessorTime(Path(processor_time)))
     alone = config.getoption("--note-alone")
     if alone:
         config.pluginmanager.register(Alone(Path(alone)))

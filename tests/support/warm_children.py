@@ -38,15 +38,17 @@ from dovetail.processes import process
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
-PARENTS = ("dovetail", ENGINE)
+SERVER = "dovetail_plugins.commands._server_child"
+PARENTS = ("dovetail", ENGINE, SERVER)
 """The modules whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
-CHILDREN = (RANK, ENGINE, API, COMPILER)
+CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
     *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
     *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
+    *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
     *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers"),
 )
@@ -56,16 +58,19 @@ SERVERS_KIND = "api"
 NOT_YET = "prometheus_client"
 """A package that reads its variable when it is imported. A server of several processes sets it
 before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
-SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config")
-"""What the command line of such a server has."""
+SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--models")
+"""What the command line of such a server has, or of a gateway, one of whose models may have it."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 PATH = "PYTHONPATH"
 ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
+READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT")
+"""Variables that one import reads, which a fork then makes once more."""
+READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
-    *("PROMETHEUS_", *WAITING),
+    *("XDG_DATA_HOME", "OLLAMA_MODELS", "PROMETHEUS_", *WAITING, *READ_AGAIN),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -268,8 +273,7 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
     if order["group"] is not None and order["group"] >= 0:
         os.setpgid(0, order["group"])
     os.chdir(order["folder"])
-    os.environ.clear()
-    os.environ.update(order["environment"])
+    _change_environment(order["environment"])
     sys.path[:] = dict.fromkeys([*os.environ[PATH].split(os.pathsep), *sys.path])
     words = order["words"]
     if _module_of(words) in PARENTS:
@@ -277,6 +281,14 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
         subprocess.Popen = WarmPopen  # type: ignore[misc]
     _write_command_line(words)
     os._exit(_status_of(words))
+
+
+def _change_environment(environment: Mapping[str, str]) -> None:
+    before = {name: os.environ.get(name) for name in READ_AGAIN}
+    os.environ.clear()
+    os.environ.update(environment)
+    if before != {name: os.environ.get(name) for name in READ_AGAIN}:
+        importlib.reload(sys.modules[READER])
 
 
 def _write_command_line(words: Sequence[str]) -> None:
@@ -307,7 +319,7 @@ def _status_of(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     at = words.index("-m") + 1
     if words[at] == process.__name__:
-        return process.main(words[at + 1])
+        return process.main(*words[at + 1 :])
     main = importlib.import_module("dovetail.cli.main")
     sys.argv = ["dovetail", *words[at + 1 :]]
     return int(main.main())
