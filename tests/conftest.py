@@ -125,8 +125,14 @@ class Noted:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from support.samples import left_out
+
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_turn)
+    if not any("[" in argument for argument in config.args):  # one that is named runs
+        left = set(left_out(items))
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     noted = config.getoption("--skip-noted")
     if not noted:
         return
