@@ -85,7 +85,8 @@ test-full: $(VENV)/.test
 
 # The tests of numbers once more on the instruction set below this machine's best (AVX2), and those of
 # kernels, layers and one whole engine on the sets below that (any x86-64): dovetail's kernels, torch
-# and numpy are held to them (tests/support/isa.py says how). ISA=full: all of them on each.
+# and numpy are held to them (tests/support/isa.py says how). Of whole models a fourth (few_isa): their
+# kernels are tried on each set. ISA=full: all of them on each.
 ISA ?=
 test-isa: $(VENV)/.test
 	$(call stage,test lower instruction sets)
@@ -93,7 +94,7 @@ test-isa: $(VENV)/.test
 	$(if $(ISA),,$(call on_isa,below,$(ISA_KERNELS) $(ISA_ENGINE)))
 
 on_isa = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py $(1) \
-	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real and not clients' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
+	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real and not clients' -p no:cacheprovider $(if $(ISA),,--every 4) -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device, on GPU_WORKERS processes.

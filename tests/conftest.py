@@ -52,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--processor-time", metavar="FILE", help="write what each test costs, children included"
     )
+    parser.addoption(
+        "--every", metavar="N", type=int, default=1, help="run each N-th case of tests of few_isa"
+    )
     parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
 
 
@@ -125,12 +128,12 @@ class Noted:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from support.samples import left_out
+    from support.samples import left_out, left_out_of_every
 
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_turn)
     if not any("[" in argument for argument in config.args):  # one that is named runs
-        left = set(left_out(items))
+        left = {*left_out(items), *left_out_of_every(config.getoption("--every"), items)}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
     noted = config.getoption("--skip-noted")

@@ -16,7 +16,7 @@ from itertools import combinations
 import pytest
 
 IS_FULL = os.environ.get("TESTS") == "full"
-MARK = "sampled"
+MARK, FEW = "sampled", "few_isa"
 Combination = Mapping[str, int]
 """The number of each parameter's value in the list of its values."""
 
@@ -47,14 +47,24 @@ def sample(cases: Sequence[Combination], strength: int = 2) -> list[int]:
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests that this run leaves out."""
-    functions: dict[str, list[pytest.Function]] = {}
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker(MARK) and not IS_FULL:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left: list[pytest.Item] = []
-    for cases in functions.values():
+    for cases in () if IS_FULL else _marked(items, MARK):
         mark = cases[0].get_closest_marker(MARK)
         assert mark is not None
         chosen = set(sample([case.callspec.indices for case in cases], *mark.args))
         left += [case for number, case in enumerate(cases) if number not in chosen]
     return left
+
+
+def left_out_of_every(number: int, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return all but every `number`-th of the combinations of each test marked `few_isa`."""
+    return [case for cases in _marked(items, FEW) for i, case in enumerate(cases) if i % number]
+
+
+def _marked(items: Sequence[pytest.Item], mark: str) -> list[list[pytest.Function]]:
+    """Return the combinations of each test with a mark."""
+    functions: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker(mark):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return list(functions.values())

@@ -60,12 +60,14 @@ NOT_YET = "prometheus_client"
 before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
 SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--models")
 """What the command line of such a server has, or of a gateway, one of whose models may have it."""
+COMMANDS = ("serve", "run", "run-batch")
+"""Commands that start engines. Others are light, and some tests look at what they import."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 PATH = "PYTHONPATH"
 ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
-READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT")
+READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
 """Variables that one import reads, which a fork then makes once more."""
 READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
@@ -179,7 +181,7 @@ class WarmPopen(subprocess.Popen[Any]):
 
     def _execute_child(self, *values: Any) -> None:
         wanted = dict(zip(PARAMETERS, values, strict=True))
-        is_warm = _module_of(wanted["args"]) in (*CHILDREN, *PARENTS) and _is_plain(wanted)
+        is_warm = _is_warm(wanted["args"]) and _is_plain(wanted)
         source = (self.source or _source_for(wanted["args"])) if is_warm else None
         if source is not None and source.environment == _imported(wanted["env"] or os.environ):
             self._fork(source, wanted)
@@ -207,6 +209,12 @@ def _source_for(words: Sequence[str]) -> Forks:
     imports, more_imports = started()
     has_several = any(mark in word for word in map(str, words) for mark in SEVERAL_PROCESSES)
     return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
+
+
+def _is_warm(words: Any) -> bool:
+    module = _module_of(words)
+    is_light = module == PARENTS[0] and not set(COMMANDS).intersection(words)
+    return module in (*CHILDREN, *PARENTS) and not is_light
 
 
 def _is_plain(wanted: Mapping[str, Any]) -> bool:
@@ -237,7 +245,12 @@ def warm_children() -> Iterator[None]:
 
 
 def _imported(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(NOT_IMPORTED)}
+    """Return what imports may read of an environment: of its paths, those that this process has
+    not."""
+    found = {name: text for name, text in environment.items() if not name.startswith(NOT_IMPORTED)}
+    paths = [os.path.realpath(path) for path in found.pop(PATH, "").split(os.pathsep) if path]
+    known = {os.path.realpath(path) for path in sys.path}
+    return found | {PATH: os.pathsep.join(path for path in paths if path not in known)}
 
 
 def _serve(orders: socket.socket) -> None:
@@ -250,9 +263,10 @@ def _serve(orders: socket.socket) -> None:
         order = json.loads(orders.recv(size, socket.MSG_WAITALL))
         between = os.fork()
         if between == 0:
+            between = os.getpid()
             child = os.fork()
             if child == 0:
-                _become(order, descriptors)
+                _become(order, descriptors, between)
             os._exit(0 if orders.send(LENGTH.pack(child)) else 1)
         os.waitpid(between, 0)
         orders.sendall(DONE)
@@ -260,21 +274,25 @@ def _serve(orders: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Be the child that is ordered, and end as it ends."""
+def _become(order: dict[str, Any], descriptors: Sequence[int], between: int) -> None:
+    """Be the child that is ordered, and end as it ends; at once if its parent has died meanwhile.
+    `between` is the process that forked this one, and ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD, OUT_OF_THE_WAY) for one in descriptors]
     os.closerange(3, OUT_OF_THE_WAY)
     for one, number in zip(moved, order["numbers"], strict=True):
         os.dup2(one, number)
         os.close(one)
-    while os.getppid() != order["parent"]:
+    while os.getppid() == between:
         time.sleep(0.001)
+    if os.getppid() != order["parent"]:
+        os._exit(1)
     if order["group"] is not None and order["group"] >= 0:
         os.setpgid(0, order["group"])
     os.chdir(order["folder"])
     _change_environment(order["environment"])
-    sys.path[:] = dict.fromkeys([*os.environ[PATH].split(os.pathsep), *sys.path])
+    paths = [path for path in os.environ.get(PATH, "").split(os.pathsep) if path]
+    sys.path[:] = dict.fromkeys([*paths, *sys.path])
     words = order["words"]
     if _module_of(words) in PARENTS:
         WarmPopen.source = forked()
