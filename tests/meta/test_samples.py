@@ -31,3 +31,20 @@ def test_values_occur_about_as_often() -> None:
 
 def test_one_parameter_is_no_combination() -> None:
     assert samples.sample([{"name": i} for i in range(9)]) == list(range(9))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("size", range(5))
+def test_marked(size: int, isa: str) -> None:
+    assert isa and size >= 0
+
+
+def test_what_a_run_leaves_out(request: pytest.FixtureRequest) -> None:
+    found = [item for item in request.session.items if item.name.startswith("test_marked[")]
+    if not found:
+        pytest.skip("a run of this test alone has no sample")
+    assert len(found) == (10 if samples.IS_FULL else 5)
+    parts = [item.name.removesuffix("]").partition("[")[2].split("-") for item in found]
+    assert {size for size, _ in parts} == set("01234")
+    assert {isa for _, isa in parts} == {"avx2", "avx512"}
