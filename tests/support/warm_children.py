@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -35,6 +36,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.processes import process
+from dovetail.registry import discovery
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
@@ -62,6 +64,8 @@ SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--mode
 """What the command line of such a server has, or of a gateway, one of whose models may have it."""
 COMMANDS = ("serve", "run", "run-batch")
 """Commands that start engines. Others are light, and some tests look at what they import."""
+AT_START = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
@@ -246,11 +250,20 @@ def warm_children() -> Iterator[None]:
 
 def _imported(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what imports may read of an environment: of its paths, those that this process has
-    not."""
+    not, and that have something that it has."""
     found = {name: text for name, text in environment.items() if not name.startswith(NOT_IMPORTED)}
     paths = [os.path.realpath(path) for path in found.pop(PATH, "").split(os.pathsep) if path]
     known = {os.path.realpath(path) for path in sys.path}
-    return found | {PATH: os.pathsep.join(path for path in paths if path not in known)}
+    new = [path for path in paths if path not in known and _shadows(Path(path))]
+    return found | {PATH: os.pathsep.join(new)}
+
+
+def _shadows(folder: Path) -> bool:
+    """Return whether a folder on the path may change what is imported from others."""
+    if not folder.is_dir():
+        return folder.exists()
+    names = {file.name.partition(".")[0] for file in folder.iterdir()} - {"", "__pycache__"}
+    return any(name in AT_START or importlib.util.find_spec(name) for name in names)
 
 
 def _serve(orders: socket.socket) -> None:
@@ -292,6 +305,8 @@ def _become(order: dict[str, Any], descriptors: Sequence[int], between: int) -> 
     os.chdir(order["folder"])
     _change_environment(order["environment"])
     paths = [path for path in os.environ.get(PATH, "").split(os.pathsep) if path]
+    if not set(paths).issubset(sys.path):
+        discovery.forget()
     sys.path[:] = dict.fromkeys([*paths, *sys.path])
     words = order["words"]
     if _module_of(words) in PARENTS:
