@@ -132,10 +132,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_turn)
-    if not any("[" in argument for argument in config.args):  # one that is named runs
-        left = {*left_out(items), *left_out_of_every(config.getoption("--every"), items)}
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = [item for item in items if item not in left]
+    left = {*left_out(items), *left_out_of_every(config.getoption("--every"), items)}
+    left = {item for item in left if item.nodeid not in config.args}  # what is named runs
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
     noted = config.getoption("--skip-noted")
     if not noted:
         return
