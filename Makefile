@@ -41,7 +41,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve kernels test test-core test-quick test-kv test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site bench clean
+.PHONY: serve kernels test test-core test-quick test-full test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -76,15 +76,17 @@ test-quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
 	  -q -m 'not slow and not real and not machines and not clients' -n $(WORKERS) $(DIST) --durations 5
 
-# Every combination of connectors, types of the cache, families and ranks, a thousand faults, and
-# 100,000 events, of which `make test` tries a sample (tests/support/kv_engines.py).
-test-kv: $(VENV)/.test
-	KV_TESTS=full OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e/test_kv_*.py \
+# All combinations, faults and events of which `make test` tries a sample (tests/support/samples.py).
+# FULL_TESTS: files or folders.
+FULL_TESTS ?= tests
+test-full: $(VENV)/.test
+	TESTS=full OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(FULL_TESTS) \
 	  -q -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # The tests of numbers once more on the instruction set below this machine's best (AVX2), and those of
 # kernels, layers and one whole engine on the sets below that (any x86-64): dovetail's kernels, torch
-# and numpy are held to them (tests/support/isa.py says how). ISA=full: all of them on each.
+# and numpy are held to them (tests/support/isa.py says how). Of whole models a fourth (few_isa): their
+# kernels are tried on each set. ISA=full: all of them on each.
 ISA ?=
 test-isa: $(VENV)/.test
 	$(call stage,test lower instruction sets)
@@ -92,7 +94,7 @@ test-isa: $(VENV)/.test
 	$(if $(ISA),,$(call on_isa,below,$(ISA_KERNELS) $(ISA_ENGINE)))
 
 on_isa = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py $(1) \
-	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real and not clients' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
+	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real and not clients' -p no:cacheprovider $(if $(ISA),,--every 4) -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device, on GPU_WORKERS processes.

@@ -49,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--note-alone", metavar="FILE", help="write and print what passes now, having failed before"
     )
+    parser.addoption(
+        "--processor-time", metavar="FILE", help="write what each test costs, children included"
+    )
+    parser.addoption(
+        "--every", metavar="N", type=int, default=1, help="run each N-th case of tests of few_isa"
+    )
     parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
 
 
@@ -58,6 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
     noted = config.getoption("--note-passed")
     if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(Noted(Path(noted)))
+    processor_time = config.getoption("--processor-time")
+    if processor_time:
+        from support.processor_time import ProcessorTime
+
+        config.pluginmanager.register(ProcessorTime(Path(processor_time)))
     alone = config.getoption("--note-alone")
     if alone:
         config.pluginmanager.register(Alone(Path(alone)))
@@ -117,8 +128,14 @@ class Noted:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from support.samples import left_out, left_out_of_every
+
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_turn)
+    left = {*left_out(items), *left_out_of_every(config.getoption("--every"), items)}
+    left = {item for item in left if item.nodeid not in config.args}  # what is named runs
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
     noted = config.getoption("--skip-noted")
     if not noted:
         return

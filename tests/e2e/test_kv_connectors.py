@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
 from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support import kv_engines
+from support import kv_engines, samples
 from support.inside import (
     core_of,
     kv_transfer_of,
@@ -93,7 +93,7 @@ def flag_of(connector: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "connector", "dtype", "ranks"), ALL if kv_engines.IS_FULL else SAMPLE
+    ("family", "connector", "dtype", "ranks"), ALL if samples.IS_FULL else SAMPLE
 )
 def test_blocks_come_back_bit_by_bit(
     family: str, connector: str, dtype: str, ranks: int, paths: Paths, tmp_path: Path

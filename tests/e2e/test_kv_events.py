@@ -1,5 +1,5 @@
 """Events of the prefix cache, read by a subscriber that is written from the documented payload:
-100,000 of them with `make test-kv`, else a fifth."""
+100,000 of them with `make test-full`, else a fifth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.inside import (
     pool_of,
     queue_of,
 )
-from support.kv_engines import sample_of
+from support.samples import sample_of
 
 pytestmark = pytest.mark.e2e
 

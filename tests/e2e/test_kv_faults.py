@@ -1,4 +1,4 @@
-"""A thousand random faults of stores and peers (`make test-kv`; else a sample), drawn from a seed:
+"""A thousand random faults of stores and peers (make test-full; else a sample), drawn from a seed:
 never a wrong token, never a request that hangs; what can be had again afterwards is."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.inside import block_store_of, core_of, host_blocks_of, runner_of, stored_in
-from support.kv_engines import sample_of
+from support.samples import sample_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
 from dovetail_plugins.kv_connectors import _peer_client
-from support import kv_engines
+from support import kv_engines, samples
 from support.inside import block_store_of, core_of, host_blocks_of, kv_transfer_of, runner_of
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
@@ -63,7 +63,7 @@ MORE_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "first", "second"), PAIRS + MORE_PAIRS * kv_engines.IS_FULL)
+@pytest.mark.parametrize(("family", "first", "second"), PAIRS + MORE_PAIRS * samples.IS_FULL)
 def test_another_engine_goes_on_from_the_blocks(
     family: str, first: dict[str, Any], second: dict[str, Any], paths: Paths, port: int
 ) -> None:

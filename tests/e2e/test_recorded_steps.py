@@ -74,6 +74,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
 
 
 @pytest.mark.any_isa  # what is recorded calls what is not
+@pytest.mark.few_isa
 @pytest.mark.parametrize(
     ("family", "fields"),
     [

@@ -57,6 +57,7 @@ def by_few(packed: Packed, x: torch.Tensor, **ends: Any) -> torch.Tensor:
     return torch.cat([packed(part.contiguous(), **ends) for part in x.split(FEW)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [72, 616, 1040, 1536])
 @pytest.mark.parametrize(("format", "options"), KINDS, ids=str)
 def test_many_rows_have_the_bits_of_few(format: str, options: dict[str, Any], size: int) -> None:

@@ -77,6 +77,7 @@ def test_prefills_of_large_heads(capability: int, cached: torch.dtype) -> None:
     assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("capability", [80, 86, HOPPER])
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_prompts_of_the_delta_rule(capability: int, by_channel: bool) -> None:

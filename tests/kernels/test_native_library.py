@@ -163,3 +163,16 @@ def test_so_many_files_are_compiled_at_once(
         monkeypatch.setenv("MAX_JOBS", text)
         recipe._make({}, [], tmp_path / "objects", tmp_path / "made.so")
     assert found == [most, most, most, 1, most]
+
+
+@pytest.mark.parametrize(("version", "count"), [(recipe.GCC, 2), ("clang version 19", 0)])
+def test_headers_are_read_ahead_for_gcc_and_left_nowhere(
+    version: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "_run", lambda words: Path(words[-1]).touch())
+    monkeypatch.setattr(recipe, "_version", lambda command: version)
+    units = recipe.units("x86_64", ["avx512"])[-recipe.MANY_FILES :]
+    for group, files in ((units, count), (units[1:], 0)):
+        with recipe._headers("avx512", group, ["c++"], tmp_path) as flags:
+            assert len(flags) == len(list(tmp_path.iterdir())) == files
+        assert list(tmp_path.iterdir()) == []

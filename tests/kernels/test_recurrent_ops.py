@@ -164,6 +164,7 @@ def test_small_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str
     assert any(c.dtype == torch.float32 for c in op.small_cases())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_cuts_and_threads_change_no_bit(source: Library, name: str, dtype: torch.dtype) -> None:

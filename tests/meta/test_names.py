@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,22 +73,25 @@ def fillers(tree: ast.AST) -> list[str]:
     return found
 
 
-def fillers_below(folder: str) -> list[str]:
-    return [
-        f"{path.relative_to(ROOT)}: {one}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for one in fillers(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+WORDS = re.compile(rf"\b_*(?:{'|'.join(FILLERS | FUNCTION_FILLERS)})_*\b")
+"""What a file has that has a filler."""
+
+
+def fillers_below(folder: str) -> Iterator[str]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for one in fillers(ast.parse(source)) if WORDS.search(source) else ():
+            yield f"{path.relative_to(ROOT)}: {one}"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_names_say_something(folder: str) -> None:
-    assert not fillers_below(folder), "call it what it is: reply, max_tokens, layouts, ..."
+    assert not list(fillers_below(folder)), "call it what it is: reply, max_tokens, layouts, ..."
 
 
 @pytest.mark.parametrize("folder", OPEN)
 def test_open_folders_are_open(folder: str) -> None:
-    assert fillers_below(folder), f"{folder} is clean: move it to FOLDERS"
+    assert any(fillers_below(folder)), f"{folder} is clean: move it to FOLDERS"
 
 
 def test_every_folder_is_listed() -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+
+from support.parsed import nodes_of
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("core/dovetail", "plugins/dovetail_plugins")
@@ -39,11 +40,12 @@ OPENED_IN_TIME = {
 """Files that open something within `asyncio.timeout`, and why nothing stays open."""
 
 
-@cache
-def _trees() -> dict[str, ast.Module]:
-    files = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
-    named = {str(path.relative_to(ROOT)): path for path in files}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in named.items()}
+def _files(*words: str) -> Iterator[tuple[str, list[ast.AST]]]:
+    """Yield the names of files that have one of the words, and all nodes of each."""
+    for path in (path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))):
+        source = path.read_text(encoding="utf-8")
+        if any(word in source for word in words):
+            yield str(path.relative_to(ROOT)), nodes_of(source)
 
 
 def _method(node: ast.AST) -> str:
@@ -57,10 +59,10 @@ def _called(node: ast.AST) -> str:
     return node.func.id if is_function else _method(node)  # type: ignore[attr-defined]
 
 
-def _in_blocks(tree: ast.Module) -> set[ast.AST]:
+def _in_blocks(nodes: list[ast.AST]) -> set[ast.AST]:
     """Return the calls that a block or an exit stack closes."""
     found: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.With | ast.AsyncWith):
             found.update(item.context_expr for item in node.items)
         if _method(node) in ("enter_context", "enter_async_context"):
@@ -74,9 +76,9 @@ def _receiver(call: ast.AST) -> str:
 
 def test_a_place_in_the_queue_is_closed_by_a_block() -> None:
     taken = 0
-    for name, tree in _trees().items():
-        closed = _in_blocks(tree)
-        for node in ast.walk(tree):
+    for name, nodes in _files(*IN_BLOCKS):
+        closed = _in_blocks(nodes)
+        for node in nodes:
             if _method(node) in IN_BLOCKS and _receiver(node).endswith(("admission", "fleet")):
                 if name.startswith("core/dovetail/engine/"):
                     continue  # the engine's own, which has no event loop
@@ -88,14 +90,14 @@ def test_a_place_in_the_queue_is_closed_by_a_block() -> None:
 def test_locks_are_taken_by_blocks() -> None:
     by_hand = {
         name
-        for name, tree in _trees().items()
-        if any(_method(node) == "acquire" for node in ast.walk(tree))
+        for name, nodes in _files("acquire")
+        if any(_method(node) == "acquire" for node in nodes)
     }
     assert by_hand == set(BY_HAND)
 
 
-def _timed(tree: ast.Module) -> Iterator[ast.AsyncWith]:
-    for node in ast.walk(tree):
+def _timed(nodes: list[ast.AST]) -> Iterator[ast.AsyncWith]:
+    for node in nodes:
         if isinstance(node, ast.AsyncWith) and any(
             _method(item.context_expr) in ("timeout", "timeout_at") for item in node.items
         ):
@@ -104,9 +106,9 @@ def _timed(tree: ast.Module) -> Iterator[ast.AsyncWith]:
 
 def test_what_is_opened_within_a_time_limit_is_closed_by_a_block() -> None:
     found = set()
-    for name, tree in _trees().items():
-        closed = _in_blocks(tree)
-        for block in _timed(tree):
+    for name, nodes in _files("timeout"):
+        closed = _in_blocks(nodes)
+        for block in _timed(nodes):
             inner = [node for line in block.body for node in ast.walk(line)]
             if any(_called(node) in OPENERS and node not in closed for node in inner):
                 found.add(name)
@@ -119,13 +121,11 @@ def test_ruff_refuses_wait_for_and_checks_every_folder() -> None:
     assert "asyncio.wait_for" in banned and "TID" in ruff["lint"]["select"]
     allowed = ruff["lint"].get("per-file-ignores", {})
     assert not [where for where, rules in allowed.items() if "TID251" in rules or "TID" in rules]
-    for name, tree in _trees().items():
-        names = {getattr(node, "attr", "") for node in ast.walk(tree)}
-        imported = {
-            a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
-        }
+    for name, nodes in _files("wait_for"):
+        names = {getattr(node, "attr", "") for node in nodes}
+        imported = {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
         is_asyncio = any(
             isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
-            for node in ast.walk(tree)
+            for node in nodes
         )
         assert not is_asyncio and "wait_for" not in imported, (name, names & {"wait_for"})

@@ -1,12 +1,7 @@
-"""Tiny engines with KV connectors, and what their tests ask them.
-
-With KV_TESTS=full (`make test-kv`) these tests run every combination and every fault; otherwise a
-sample, in which each sort of thing occurs.
-"""
+"""Tiny engines with KV connectors, and what their tests ask them."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +16,9 @@ from dovetail.engine.worker_calls import worker_call
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.inside import core_of, executor_of, kv_transfer_of, transfer_of
 
-IS_FULL = os.environ.get("KV_TESTS") == "full"
 ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)
 Paths = Callable[..., Path]
-
-
-def sample_of(all_of_them: int, some: int) -> int:
-    """Return how many of them a run tries."""
-    return all_of_them if IS_FULL else some
 
 
 def connected(connector: str, folder: Path | None = None, **keys: Any) -> dict[str, Any]:

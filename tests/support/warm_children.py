@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -35,18 +36,21 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.processes import process
+from dovetail.registry import discovery
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
-PARENTS = ("dovetail", ENGINE)
+SERVER = "dovetail_plugins.commands._server_child"
+PARENTS = ("dovetail", ENGINE, SERVER)
 """The modules whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
-CHILDREN = (RANK, ENGINE, API, COMPILER)
+CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
     *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
     *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
+    *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
     *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers"),
 )
@@ -56,16 +60,23 @@ SERVERS_KIND = "api"
 NOT_YET = "prometheus_client"
 """A package that reads its variable when it is imported. A server of several processes sets it
 before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
-SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config")
-"""What the command line of such a server has."""
+SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--models")
+"""What the command line of such a server has, or of a gateway, one of whose models may have it."""
+COMMANDS = ("serve", "run", "run-batch")
+"""Commands that start engines. Others are light, and some tests look at what they import."""
+AT_START = ("sitecustomize", "usercustomize")
+"""Modules that Python imports by itself."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 PATH = "PYTHONPATH"
 ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
+READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
+"""Variables that one import reads, which a fork then makes once more."""
+READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
-    *("PROMETHEUS_", *WAITING),
+    *("XDG_DATA_HOME", "OLLAMA_MODELS", "PROMETHEUS_", *WAITING, *READ_AGAIN),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -174,7 +185,7 @@ class WarmPopen(subprocess.Popen[Any]):
 
     def _execute_child(self, *values: Any) -> None:
         wanted = dict(zip(PARAMETERS, values, strict=True))
-        is_warm = _module_of(wanted["args"]) in (*CHILDREN, *PARENTS) and _is_plain(wanted)
+        is_warm = _is_warm(wanted["args"]) and _is_plain(wanted)
         source = (self.source or _source_for(wanted["args"])) if is_warm else None
         if source is not None and source.environment == _imported(wanted["env"] or os.environ):
             self._fork(source, wanted)
@@ -202,6 +213,12 @@ def _source_for(words: Sequence[str]) -> Forks:
     imports, more_imports = started()
     has_several = any(mark in word for word in map(str, words) for mark in SEVERAL_PROCESSES)
     return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
+
+
+def _is_warm(words: Any) -> bool:
+    module = _module_of(words)
+    is_light = module == PARENTS[0] and not set(COMMANDS).intersection(words)
+    return module in (*CHILDREN, *PARENTS) and not is_light
 
 
 def _is_plain(wanted: Mapping[str, Any]) -> bool:
@@ -232,7 +249,21 @@ def warm_children() -> Iterator[None]:
 
 
 def _imported(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(NOT_IMPORTED)}
+    """Return what imports may read of an environment: of its paths, those that this process has
+    not, and that have something that it has."""
+    found = {name: text for name, text in environment.items() if not name.startswith(NOT_IMPORTED)}
+    paths = [os.path.realpath(path) for path in found.pop(PATH, "").split(os.pathsep) if path]
+    known = {os.path.realpath(path) for path in sys.path}
+    new = [path for path in paths if path not in known and _shadows(Path(path))]
+    return found | {PATH: os.pathsep.join(new)}
+
+
+def _shadows(folder: Path) -> bool:
+    """Return whether a folder on the path may change what is imported from others."""
+    if not folder.is_dir():
+        return folder.exists()
+    names = {file.name.partition(".")[0] for file in folder.iterdir()} - {"", "__pycache__"}
+    return any(name in AT_START or importlib.util.find_spec(name) for name in names)
 
 
 def _serve(orders: socket.socket) -> None:
@@ -245,9 +276,10 @@ def _serve(orders: socket.socket) -> None:
         order = json.loads(orders.recv(size, socket.MSG_WAITALL))
         between = os.fork()
         if between == 0:
+            between = os.getpid()
             child = os.fork()
             if child == 0:
-                _become(order, descriptors)
+                _become(order, descriptors, between)
             os._exit(0 if orders.send(LENGTH.pack(child)) else 1)
         os.waitpid(between, 0)
         orders.sendall(DONE)
@@ -255,28 +287,41 @@ def _serve(orders: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
-    """Be the child that is ordered, and end as it ends."""
+def _become(order: dict[str, Any], descriptors: Sequence[int], between: int) -> None:
+    """Be the child that is ordered, and end as it ends; at once if its parent has died meanwhile.
+    `between` is the process that forked this one, and ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD, OUT_OF_THE_WAY) for one in descriptors]
     os.closerange(3, OUT_OF_THE_WAY)
     for one, number in zip(moved, order["numbers"], strict=True):
         os.dup2(one, number)
         os.close(one)
-    while os.getppid() != order["parent"]:
+    while os.getppid() == between:
         time.sleep(0.001)
+    if os.getppid() != order["parent"]:
+        os._exit(1)
     if order["group"] is not None and order["group"] >= 0:
         os.setpgid(0, order["group"])
     os.chdir(order["folder"])
-    os.environ.clear()
-    os.environ.update(order["environment"])
-    sys.path[:] = dict.fromkeys([*os.environ[PATH].split(os.pathsep), *sys.path])
+    _change_environment(order["environment"])
+    paths = [path for path in os.environ.get(PATH, "").split(os.pathsep) if path]
+    if not set(paths).issubset(sys.path):
+        discovery.forget()
+    sys.path[:] = dict.fromkeys([*paths, *sys.path])
     words = order["words"]
     if _module_of(words) in PARENTS:
         WarmPopen.source = forked()
         subprocess.Popen = WarmPopen  # type: ignore[misc]
     _write_command_line(words)
     os._exit(_status_of(words))
+
+
+def _change_environment(environment: Mapping[str, str]) -> None:
+    before = {name: os.environ.get(name) for name in READ_AGAIN}
+    os.environ.clear()
+    os.environ.update(environment)
+    if before != {name: os.environ.get(name) for name in READ_AGAIN}:
+        importlib.reload(sys.modules[READER])
 
 
 def _write_command_line(words: Sequence[str]) -> None:
@@ -307,7 +352,7 @@ def _status_of(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     at = words.index("-m") + 1
     if words[at] == process.__name__:
-        return process.main(words[at + 1])
+        return process.main(*words[at + 1 :])
     main = importlib.import_module("dovetail.cli.main")
     sys.argv = ["dovetail", *words[at + 1 :]]
     return int(main.main())

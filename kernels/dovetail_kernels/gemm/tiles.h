@@ -170,7 +170,7 @@ DT_INLINE void with_rows(int rows, const Body& body) {
 }
 
 // Bias, activation and residual, then the store. c [rows, kPanel], the tile's sums.
-DT_INLINE void finish(const GemmArgs& args, const float* c, int rows, int64_t row0, int64_t panel) {
+__attribute__((noinline)) inline void finish(const GemmArgs& args, const float* c, int rows, int64_t row0, int64_t panel) {
   for (int i = 0; i < rows; ++i) {
     const int64_t row = row0 + i;
     Vec v[2];

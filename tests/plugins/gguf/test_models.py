@@ -101,6 +101,7 @@ QUANTIZED.remove("NVFP4")  # llama.cpp reads it from other checkpoints; nothing 
 
 
 @pytest.mark.any_isa  # names and shapes; what is stored is multiplied below
+@pytest.mark.few_isa
 @pytest.mark.parametrize("case", CASES)
 def test_every_family(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]

@@ -424,12 +424,14 @@ def check_all_ways(path: Path, model: PagedModel) -> None:
     assert_same(again, want_short)
 
 
+@pytest.mark.few_isa
 @pytest.mark.parametrize("case", CASES)
 def test_native(folder: Any, case: str) -> None:
     path = folder(case)
     check_all_ways(path, PagedModel.load(path, backend="torch_sdpa"))
 
 
+@pytest.mark.few_isa
 @pytest.mark.parametrize("case", NATIVE)
 def test_products_may_be_written_over_residuals(
     folder: Any, case: str, monkeypatch: pytest.MonkeyPatch

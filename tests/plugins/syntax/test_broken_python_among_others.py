@@ -43,6 +43,7 @@ def _read(name: str, text: str) -> Parsed:
     return whole
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(SYNTAXES))
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("bad", [*BROKEN, *UNNAMED])
