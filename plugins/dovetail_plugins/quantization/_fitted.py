@@ -53,4 +53,5 @@ def _made(weight: torch.Tensor, grid: Grid, squares: torch.Tensor | None) -> Wei
     """Return a matrix on a grid. Shapes: weight [N, K], squares [K]"""
     if grid.bits == 8:
         return quantize_int8_groups(weight, BYTE_GROUP)
+    squares = None if squares is None else squares.to(weight.device)
     return fitted(weight, grid.bits, has_offsets=grid.has_offsets, importances=squares)

@@ -7,16 +7,22 @@ each as K-quants do. Layers whose errors cost most get more bits: which ones was
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec, RunSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail_plugins.layers.stored.layer_names import fused_parts
 from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._grids import Grid, grid_estimate, layer_number
 from dovetail_plugins.quantization._while_loading import WhileLoading
+
+if TYPE_CHECKING:
+    from dovetail_plugins.quantization._calibrated import InputSquares
 
 HEAD = "lm_head"
 HEADS = {"auto": 6, "int4": 4, "int5": 5, "int6": 6, "int8": 8, "none": 0}
@@ -36,6 +42,13 @@ class Int4Options(IntegerOptions):
     skip: tuple[str, ...] = field(
         default=(), metadata={"help": "parts of layer names that stay in full precision"}
     )
+    calibration: str = field(
+        default="",
+        metadata={"help": "text file like the later input: what inputs it gives large values count more"},
+    )
+    calibration_tokens: int = field(
+        default=2048, metadata={"help": "tokens of the text that are used"}
+    )
 
 
 class Int4(WhileLoading):
@@ -47,6 +60,21 @@ class Int4(WhileLoading):
     )
     Options = Int4Options
 
+    def __init__(self, options: Any, model: ModelSpec) -> None:
+        super().__init__(options, model)
+        self._squares: InputSquares | None = None
+
+    @contextmanager
+    def loading(self, run: RunSpec) -> Iterator[Callable[[Any], None] | None]:
+        """Add what a calibration text tells to what packed weights are made of."""
+        if self.options.calibration:
+            from dovetail_plugins.quantization._calibrated import InputSquares
+
+            text = self.options.calibration, self.options.calibration_tokens
+            self._squares = InputSquares(run, *text)
+        with super().loading(run) as follow:
+            yield follow
+
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return the estimate of a full-precision layer."""
         if self.is_skipped(layer.name):
@@ -55,12 +83,14 @@ class Int4(WhileLoading):
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer with a grid for each of its parts."""
-        from dovetail_plugins.quantization._fitted import FittedLinear
+        from dovetail_plugins.quantization._fitted import FittedLinear, unknown
 
         names = fused_parts(spec.name) or (spec.name,)
         if len(names) != len(spec.out_sizes):
             names = (spec.name,) * len(spec.out_sizes)
-        return FittedLinear([self._grid(name) for name in names], activations=self.activations)
+        grids = [self._grid(name) for name in names]
+        known = unknown if self._squares is None else self._squares.of
+        return FittedLinear(grids, known, activations=self.activations)
 
     def _grid(self, name: str) -> Grid:
         """Return the grid of a matrix of the checkpoint."""
