@@ -48,3 +48,12 @@ def layer_number(name: str) -> int | None:
     """Return the number of the block that a layer is in, None outside blocks."""
     found = LAYER.search(name)
     return int(found[1]) if found else None
+
+
+def is_sensitive(number: int | None, count: int) -> bool:
+    """Return whether a block is one of the half whose down projections get more bits: the first and
+    the last eighth, and every third between them, as in llama.cpp's mixtures."""
+    if number is None:
+        return False
+    eighth = count // 8
+    return number < eighth or number >= count - eighth or (number - eighth) % 3 == 2

@@ -1,8 +1,8 @@
 """int4: any full-precision checkpoint becomes 4-bit while it loads, with searched scales.
 
 Each group of 32 inputs gets the scale and the offset with the least squared error, coded in a byte
-each as K-quants do. Layers whose errors cost most get more bits: which ones was measured (see
-`WIDER`). int4-plain rounds to nearest instead.
+each as K-quants do. What costs most gets more bits: values, half of the down projections, the head,
+and all layers of narrow models. int4-plain rounds to nearest instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
 from dovetail_plugins.layers.stored.layer_names import fused_parts
 from dovetail_plugins.layers.stored.rounding import IntegerOptions
-from dovetail_plugins.quantization._grids import Grid, grid_estimate, layer_number
+from dovetail_plugins.quantization._grids import Grid, grid_estimate, is_sensitive, layer_number
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
 if TYPE_CHECKING:
@@ -28,13 +28,26 @@ HEAD = "lm_head"
 HEADS = {"auto": 6, "int4": 4, "int5": 5, "int6": 6, "int8": 8, "none": 0}
 """The option `head` -> bits of the layer before the logits."""
 GRIDS = {4: Grid(4, has_offsets=True), 5: Grid(5), 6: Grid(6), 8: Grid(8)}
-WIDER = {"v_proj": 6, "down_proj": 5, "w2": 5}
+"""Offsets gain as much as a third of a bit, which they take: less where steps are small."""
+BITS = (0, 4, 5, 6)
+NARROW = ((768, 6), (1536, 5))
+"""Models whose hidden states are narrower get these bits."""
+VALUES = ("v_proj", "v")
+DOWN = ("down_proj", "w2", "fc2", "c_proj", "dense_4h_to_h")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Options(IntegerOptions):
     """Options of int4."""
 
+    bits: int = field(
+        default=0,
+        metadata={
+            "choices": BITS,
+            "help": "bits of most layers; 0: 4, in narrow models 5 (hidden states below "
+            f"{NARROW[1][0]}) or 6 (below {NARROW[0][0]})",
+        },
+    )
     head: str = field(
         default="auto",
         metadata={"choices": tuple(HEADS), "help": "bits of the layer before the logits"},
@@ -63,6 +76,10 @@ class Int4(WhileLoading):
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
         self._squares: InputSquares | None = None
+        self.num_layers = model.num_layers
+        width = model.hidden_size
+        narrow = next((bits for below, bits in NARROW if width < below), 4)
+        self.bits: int = options.bits or narrow
 
     @contextmanager
     def loading(self, run: RunSpec) -> Iterator[Callable[[Any], None] | None]:
@@ -96,7 +113,11 @@ class Int4(WhileLoading):
         """Return the grid of a matrix of the checkpoint."""
         if name == HEAD:
             return GRIDS[HEADS[self.options.head]]
-        return GRIDS[WIDER.get(name.rpartition(".")[2], 4)]
+        leaf = name.rpartition(".")[2]
+        if leaf in VALUES:
+            return GRIDS[6]
+        is_wider = leaf in DOWN and is_sensitive(layer_number(name), self.num_layers)
+        return GRIDS[min(6, self.bits + is_wider)]
 
     def _skipped(self) -> tuple[str, ...]:
         options: Any = self.options

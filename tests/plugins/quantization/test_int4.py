@@ -20,7 +20,6 @@ from dovetail.interfaces.data.spec import RankSpec, RunSpec
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.gemm.fitted import fitted
-from dovetail_kernels.gemm.weight import quantize_int8_groups
 from dovetail_plugins.packed_weights.key import key_of
 from dovetail_plugins.quantization import _fitted
 from dovetail_plugins.quantization._calibrated import InputSquares
@@ -65,22 +64,11 @@ def resolved(path: Path, **options: Any) -> RunSpec:
     return resolve(Config.from_fields(flags(path, **options))).run
 
 
-def meant(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """The matrix of a layer, by the rule of the method itself."""
-    if name.endswith(".gate"):
-        return weight
-    grid = _method()._grid(name)
-    if grid.bits == 8:
-        return quantize_int8_groups(weight, 128).dequantize()
-    return fitted(weight, grid.bits, has_offsets=grid.has_offsets).dequantize()
+def method(path: Path, **options: Any) -> Int4:
+    return Int4(Int4Options(**options), resolved(path).model)
 
 
-def _method(**options: Any) -> Int4:
-    found = object.__new__(Int4)
-    found.options = Int4Options(**options)
-    return found
-
-
+@pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize(
     ("architecture", "sizes"),
     [
@@ -91,24 +79,46 @@ def _method(**options: Any) -> Int4:
     ],
 )
 def test_answers_are_those_of_the_matrices_that_are_meant(
-    architecture: str, sizes: dict[str, Any], tmp_path: Path
+    architecture: str, sizes: dict[str, Any], bits: int, tmp_path: Path
 ) -> None:
     path = write_tiny_checkpoint(tmp_path / "model", architecture, **SIZES, **sizes)
     generator = torch.Generator().manual_seed(3)
     prompts = [
         torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (17, 1, 30)
     ]
+    own = method(path, bits=bits)
+
+    def meant(name: str, weight: torch.Tensor) -> torch.Tensor:
+        grid = own._grid(name)
+        if name.endswith(".gate"):
+            return weight
+        return fitted(weight, grid.bits, has_offsets=grid.has_offsets).dequantize()
+
     wanted, deviation = wanted_logprobs(dequantized_model(path, meant), prompts)
-    with LLM(**flags(path, activations="float")) as llm:
+    with LLM(**flags(path, activations="float", bits=bits)) as llm:
         found = found_logprobs(llm, prompts)
     assert ((found - wanted).abs() / deviation).max() <= EXACT
 
 
 @pytest.mark.parametrize(("head", "bits"), [("int4", 4), ("int6", 6), ("int8", 8)])
-def test_the_head_has_the_bits_that_are_asked_for(head: str, bits: int) -> None:
-    assert _method(head=head)._grid("lm_head").bits == bits
-    assert _method()._grid("model.layers.0.self_attn.q_proj").bits == 4
-    assert _method()._grid("model.layers.0.self_attn.v_proj").bits > 4
+def test_the_head_has_the_bits_that_are_asked_for(head: str, bits: int, llama: Path) -> None:
+    assert method(llama, head=head)._grid("lm_head").bits == bits
+
+
+@pytest.mark.parametrize(("width", "bits"), [(640, 6), (896, 5), (1536, 4), (4096, 4)])
+def test_narrow_models_get_more_bits(width: int, bits: int, llama: Path) -> None:
+    model = structs.replace(resolved(llama).model, hidden_size=width)
+    assert Int4(Int4Options(), model)._grid("model.layers.0.self_attn.q_proj").bits == bits
+    assert Int4(Int4Options(bits=4), model)._grid("model.layers.0.mlp.up_proj").bits == 4
+
+
+def test_values_and_half_of_the_down_projections_get_more_bits(llama: Path) -> None:
+    model = structs.replace(resolved(llama).model, num_layers=32)
+    own = Int4(Int4Options(bits=4), model)
+    name = "model.layers.{}.mlp.down_proj"
+    wide = [number for number in range(32) if own._grid(name.format(number)).bits == 5]
+    assert wide == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+    assert {own._grid(f"model.layers.{i}.self_attn.v_proj").bits for i in range(32)} == {6}
 
 
 def squares_used(run: RunSpec) -> list[torch.Tensor | None]:
