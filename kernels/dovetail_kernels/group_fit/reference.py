@@ -20,9 +20,7 @@ HALVES = (2.0**-20, 60000.0)
 PART_VALUES = 1 << 18
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
-Fit = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None
-]
+Fit = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """values, scales, steps, and offsets and offset_steps or None."""
 
 
@@ -123,7 +121,7 @@ class Columns:
 
 
 def _turned(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Return groups of inputs in columns, zeros for missing inputs. Shapes: [N, K] -> [G, groups]"""
+    """Return groups of inputs in columns, filled up with zeros. Shapes: [N, K] -> [G, groups]"""
     padded = F.pad(rows, (0, -rows.shape[1] % group))
     return padded.reshape(-1, group).t().contiguous()
 

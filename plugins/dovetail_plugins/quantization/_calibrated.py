@@ -55,9 +55,7 @@ class InputSquares:
         """Return the mean squares by the checkpoint's name of a layer."""
         start_s = time.perf_counter()
         windows = self._windows()
-        walk = Calibration(
-            self._run.model, CheckpointSource(self._run), windows, only_squares=True
-        )
+        walk = Calibration(self._run.model, CheckpointSource(self._run), windows, only_squares=True)
         sums: dict[str, torch.Tensor] = {}
         counts: dict[str, int] = {}
         for number in range(len(walk.names)):
@@ -88,6 +86,4 @@ class InputSquares:
                 longest_tokens=model.max_position_tokens,
             )
         except ConfigError as error:
-            raise ConfigError(
-                f"{self._path}: {error.what}", where=OPTION, fix=error.fix
-            ) from error
+            raise ConfigError(f"{self._path}: {error.what}", where=OPTION, fix=error.fix) from error

@@ -3,7 +3,6 @@ Imports no torch."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
@@ -15,7 +14,6 @@ GROUP, RUN = 32, 256
 STEP_BYTES = 2
 BYTE_GROUP = 128
 """Inputs that share a scale in 8 bits."""
-LAYER = re.compile(r"\blayers?\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +40,3 @@ def grid_estimate(layer: StoredLayer, grid: Grid, *, packs: bool) -> StorageEsti
         outputs=outputs if len(weight.shape) == 2 else 0,
         takes=INT8,
     )
-
-
-def layer_number(name: str) -> int | None:
-    """Return the number of the block that a layer is in, None outside blocks."""
-    found = LAYER.search(name)
-    return int(found[1]) if found else None
-
-
-def is_sensitive(number: int | None, count: int) -> bool:
-    """Return whether a block is one of the half whose down projections get more bits: the first and
-    the last eighth, and every third between them, as in llama.cpp's mixtures."""
-    if number is None:
-        return False
-    eighth = count // 8
-    return number < eighth or number >= count - eighth or (number - eighth) % 3 == 2

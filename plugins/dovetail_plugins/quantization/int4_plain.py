@@ -1,7 +1,7 @@
 """int4-plain: any full-precision checkpoint becomes 4-bit while it loads, rounded to nearest.
 
-One scale per group of inputs, found without a search (see int4). The head, whose errors reach the logits directly, is 8-bit
-unless `head` says otherwise.
+One scale per group of inputs, found without a search (see int4). The head, whose errors reach the
+logits directly, is 8-bit unless `head` says otherwise.
 """
 
 from __future__ import annotations

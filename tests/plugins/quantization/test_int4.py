@@ -20,6 +20,7 @@ from dovetail.interfaces.data.spec import RankSpec, RunSpec
 from dovetail.interfaces.quantization import LinearSpec
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.gemm.fitted import fitted
+from dovetail_kernels.gemm.weight import quantize_int8_groups
 from dovetail_plugins.packed_weights.key import key_of
 from dovetail_plugins.quantization import _fitted
 from dovetail_plugins.quantization._calibrated import InputSquares
@@ -92,6 +93,8 @@ def test_answers_are_those_of_the_matrices_that_are_meant(
         grid = own._grid(name)
         if name.endswith(".gate"):
             return weight
+        if grid.bits == 8:
+            return quantize_int8_groups(weight, 128).dequantize()
         return fitted(weight, grid.bits, has_offsets=grid.has_offsets).dequantize()
 
     wanted, deviation = wanted_logprobs(dequantized_model(path, meant), prompts)
@@ -112,13 +115,14 @@ def test_narrow_models_get_more_bits(width: int, bits: int, llama: Path) -> None
     assert Int4(Int4Options(bits=4), model)._grid("model.layers.0.mlp.up_proj").bits == 4
 
 
-def test_values_and_half_of_the_down_projections_get_more_bits(llama: Path) -> None:
-    model = structs.replace(resolved(llama).model, num_layers=32)
-    own = Int4(Int4Options(bits=4), model)
-    name = "model.layers.{}.mlp.down_proj"
-    wide = [number for number in range(32) if own._grid(name.format(number)).bits == 5]
-    assert wide == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
-    assert {own._grid(f"model.layers.{i}.self_attn.v_proj").bits for i in range(32)} == {6}
+@pytest.mark.parametrize(("bits", "wider"), [(4, (6, 5)), (5, (8, 6)), (6, (8, 8))])
+def test_values_and_outputs_of_attention_get_more_bits(
+    bits: int, wider: tuple[int, int], llama: Path
+) -> None:
+    own = method(llama, bits=bits)
+    name = "model.layers.1.self_attn.{}_proj"
+    assert tuple(own._grid(name.format(leaf)).bits for leaf in "vo") == wider
+    assert {own._grid(name.format(leaf)).bits for leaf in "qk"} == {bits}
 
 
 def squares_used(run: RunSpec) -> list[torch.Tensor | None]:

@@ -210,7 +210,8 @@ def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> No
     """Within one rank, and between two."""
     spec = ExpertBalanceSpec()
     layers = [
-        ranks_of("int4-plain", {"group": group}, spec)[1 + rank] for rank, group in enumerate((16, 8))
+        ranks_of("int4-plain", {"group": group}, spec)[1 + rank]
+        for rank, group in enumerate((16, 8))
     ]
     threads = Threads(2)
     for layer, member in zip(layers, threads.ranks, strict=True):
