@@ -34,7 +34,7 @@ def loaded(model: str, method: str, threads: int) -> tuple[Any, float]:
         "quantization": method,
         "max_model_len": 1024,
         "kv_cache_memory_bytes": 64 << 20,
-        "weight_cache_bytes": 0,
+        "weight_cache": False,
         "use_tqdm_on_load": False,
     }
     torch.set_num_threads(threads)
