@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 PROMPT_TOKENS = 32
+TURNS = 3
+"""How often each model of a round decodes."""
 
 
 def loaded(model: str, method: str, threads: int) -> tuple[Any, float]:
@@ -91,8 +93,10 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in methods[:: -1 if turn % 2 else 1]:
             llms[name], taken_s = loaded(asked.model, name, asked.threads)
             loads[name].append(taken_s)
-        for name, llm in llms.items():
+        for name, llm in (*llms.items(),) * (1 + TURNS):  # the first turn records the steps
             decodes[name].append(decoded(llm, asked.new))
+        for name in methods:
+            del decodes[name][-1 - TURNS]
         for llm in llms.values():
             llm.close()
     print("| method | loading, s | ratio | decoding, ms a token | ratio | bits a weight |")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 
@@ -39,17 +40,18 @@ class FittedLinear(ConvertedLinear):
     def packed_of(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return a loaded weight, fitted and packed."""
         squares = self._importances(spec)
-        runs = [(grid, list(run)) for grid, run in groupby(zip(self._grids, spec.out_sizes,
-                strict=True), key=lambda part: part[0])]  # fmt: skip
-        sizes = [sum(size for _, size in run) for _, run in runs]
-        parts = tensors["weight"].split(sizes)
-        weights = [_made(part, grid, squares) for part, (grid, _) in zip(parts, runs, strict=True)]
+        alike = groupby(zip(self._grids, spec.out_sizes, strict=True), key=itemgetter(0))
+        grids = [(grid, sum(size for _, size in parts)) for grid, parts in alike]
+        rows = tensors["weight"].split([size for _, size in grids])
+        weights = [
+            _on_grid(part, grid, squares) for part, (grid, _) in zip(rows, grids, strict=True)
+        ]
         if len(weights) == 1:
             return self.packed(weights[0], spec, is_gated=spec.is_gated)
         return Several([self.packed(one, spec, is_gated=False) for one in weights])
 
 
-def _made(weight: torch.Tensor, grid: Grid, squares: torch.Tensor | None) -> Weight:
+def _on_grid(weight: torch.Tensor, grid: Grid, squares: torch.Tensor | None) -> Weight:
     """Return a matrix on a grid. Shapes: weight [N, K], squares [K]"""
     if grid.bits == 8:
         return quantize_int8_groups(weight, BYTE_GROUP)

@@ -128,13 +128,13 @@ def test_values_and_outputs_of_attention_get_more_bits(
 def squares_used(run: RunSpec) -> list[torch.Tensor | None]:
     """What each matrix was fitted with while a model loaded."""
     found: list[torch.Tensor | None] = []
-    own = _fitted._made
+    own = _fitted._on_grid
 
     def spied(weight: torch.Tensor, grid: Any, squares: torch.Tensor | None) -> Any:
         found.append(squares)
         return own(weight, grid, squares)
 
-    with patch.object(_fitted, "_made", spied):
+    with patch.object(_fitted, "_on_grid", spied):
         load_model(run, torch.device("cpu"))
     return found
 
