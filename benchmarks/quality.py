@@ -93,6 +93,7 @@ ROWS = (
         bar={"ppl_more": 0.005},
         beside="int4, float activations",
     ),
+    Row(name="int4-plain", checkpoint="bf16", flags=("--quantization", "int4-plain")),
     Row(name="fp8", checkpoint="bf16", flags=("--quantization", "fp8")),
     *(Row(name=f"quantize {method}", checkpoint=method) for method in QUANTIZED),
     Row(name=f"{LLAMACPP}, gguf-q8_0", checkpoint="gguf-q8_0", engine=LLAMACPP),

@@ -94,7 +94,16 @@ LAYER = "model.layers.0.mlp.up_proj"
 EXPERTS = "model.layers.0.mlp.experts.up_proj"
 ONLY_EXPERTS = ("mxfp4", "experts_int8")
 """Methods that leave all other layers alone."""
-LOADING = ("none", "int8", "int4", "fp8", "bitsandbytes", "experts_int8", "deepspeedfp")
+LOADING = (
+    "none",
+    "int8",
+    "int4",
+    "int4-plain",
+    "fp8",
+    "bitsandbytes",
+    "experts_int8",
+    "deepspeedfp",
+)
 
 
 def spec_of(method: str, size: int = SIZE) -> Any:
@@ -118,7 +127,7 @@ def linear_of(method: str, config: dict[str, Any] | None, size: int = SIZE) -> A
     from dovetail import registry
     from dovetail_testing.contract import model_spec
 
-    spec = model_spec()
+    spec = msgspec.structs.replace(model_spec(), hidden_size=SIZE)
     plugin: Any = registry.load("quantization", method)
     if config is not None:
         stored = {"quant_method": plugin.stored_as[0], **config}
@@ -235,10 +244,10 @@ def speed(linear: Any, layer: Any, plain: Any, plain_layer: Any, rows: int) -> f
 
 
 def replaced(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a file's rows with these in the places of theirs."""
+    """Return a file's rows with these in the places of theirs, new ones at the end."""
     new = {(row["method"], row["stored"]): row for row in rows}
     old = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return [new.get((row["method"], row["stored"]), row) for row in old]
+    return [new.pop((row["method"], row["stored"]), row) for row in old] + [*new.values()]
 
 
 def main() -> int:

@@ -81,8 +81,9 @@ layers is not about them.
 
 - Stored layers with float activations: equal up to the order of float32 sums.
 - Activations rounded to 8 bits: a rank rounds the inputs it has, so equal within that rounding.
-- `int4`, `deepspeedfp`, and nf4 and fp4 made while loading: equal if their groups divide the inputs
-  of a rank.
+- `int4-plain`, `deepspeedfp`, and nf4 and fp4 made while loading: equal if their groups divide the
+  inputs of a rank. So is `int4` if the 256 inputs that share a step do, and otherwise within the
+  rounding of scales.
 - `int8`, `experts_int8`, `fp8`, `tpu_int8`, `neuron_quant`, and `bitsandbytes` of kind int8, while
   loading: layers whose outputs are divided are equal. Where inputs are divided (`o_proj`,
   `down_proj`) each rank has its own scales, which are never larger than those of one rank: equal

@@ -41,6 +41,7 @@ OP_NAMES = (
     "token_mask",
     "bit_fields",
     "checksum",
+    "group_fit",
     "sample",
     "logprobs",
 )

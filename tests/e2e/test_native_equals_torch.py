@@ -206,7 +206,7 @@ def test_int4_weights_with_float_activations(
 ) -> None:
     options = {"group": group, "symmetric": symmetric, "activations": "float", "head": "int4"}
     meant = partial(as_int4, group=group, symmetric=symmetric)
-    error, _ = differences(folders["bfloat16"], "int4", options, meant)
+    error, _ = differences(folders["bfloat16"], "int4-plain", options, meant)
     assert error.max() <= EXACT
 
 
@@ -238,7 +238,7 @@ def test_int4_weights_with_int8_activations(
 ) -> None:
     options = {"group": group, "symmetric": symmetric, "head": "int4"}
     meant = partial(as_int4, group=group, symmetric=symmetric)
-    check_int8_activations(folders["bfloat16"], "int4", options, meant)
+    check_int8_activations(folders["bfloat16"], "int4-plain", options, meant)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +246,11 @@ def test_int4_weights_with_int8_activations(
     [
         ("none", {}),
         ("int8", {}),
-        ("int4", {"symmetric": False}),
+        ("int4-plain", {"symmetric": False}),
+        ("int4", {}),
         ("int4", {"activations": "float", "head": "none"}),
     ],
-    ids=["bfloat16", "int8", "int4", "int4-float"],
+    ids=["bfloat16", "int8", "int4-plain", "int4", "int4-float"],
 )
 def test_company_changes_no_bit(
     folders: dict[str, Path], quantization: str, options: dict[str, Any]
@@ -299,7 +300,7 @@ def living_bytes() -> int:
     [
         ("none", {"layer": 16, "lm_head": 16}, {"layer": 0, "lm_head": 0}),
         ("int8", {"layer": 8, "lm_head": 8}, {"layer": 4, "lm_head": 4}),
-        ("int4", {"layer": 4 + 16 / 64, "lm_head": 8}, {"layer": 0, "lm_head": 4}),
+        ("int4-plain", {"layer": 4 + 16 / 64, "lm_head": 8}, {"layer": 0, "lm_head": 4}),
     ],
     ids=["none", "int8", "int4"],
 )

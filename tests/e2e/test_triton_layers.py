@@ -30,7 +30,7 @@ METHODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("int8", INT8),
         ("int4", {}),
         ("int4", INT8),
-        ("int4", {"symmetric": False, "head": "int4"}),
+        ("int4-plain", {"symmetric": False, "head": "int4"}),
         ("fp8", FLOAT),
         ("bitsandbytes", {}),
     ],

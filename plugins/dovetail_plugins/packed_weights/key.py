@@ -41,12 +41,16 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
 
 
 def _files(run: RunSpec) -> Iterator[tuple[str, int, int]]:
-    """Yield name, bytes and time of change of the files that a checkpoint is read from: all of a
-    folder, of a model in one file its parts and what may be its projector."""
-    path, named = Path(run.model.path), run.load_format.options.get("mmproj")
-    files: Iterable[Path] = path.rglob("*")
+    """Yield name, bytes and time of change of the files that packed weights are made from: all of a
+    checkpoint's folder, of a model in one file its parts and what may be its projector; and those
+    that options name, such as a calibration text."""
+    path = Path(run.model.path)
+    files: set[Path] = set(path.rglob("*"))
     if path.is_file():
-        files = {*weight_files(path), *projectors_beside(path), *([Path(named)] if named else [])}
+        files = {*weight_files(path), *projectors_beside(path)}
+    for selection in (run.load_format, run.quantization):
+        named = (Path(value) for value in selection.options.values() if isinstance(value, str))
+        files |= {file for file in named if file.is_file()}
     for file in sorted(files):
         if file.is_file():
             facts = file.resolve().stat()

@@ -49,7 +49,8 @@ ROOMY = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "num_hidde
 LOADING: dict[str, list[str]] = {
     "int8": ["int8"],
     "int4": ["int4"],
-    "int4 with zero points": ["int4", "--plugin-options.quantization.symmetric", "false"],
+    "int4-plain": ["int4-plain"],
+    "int4 with zero points": ["int4-plain", "--plugin-options.quantization.symmetric", "false"],
     "fp8": ["fp8"],
     "nf4": ["bitsandbytes"],
     "bitsandbytes int8": ["bitsandbytes", "--plugin-options.quantization.kind", "int8"],

@@ -96,7 +96,8 @@ CASES: list[tuple[str, dict[str, Any] | None, str, str]] = [
     ("compressed-tensors", {"format": "pack-quantized", "config_groups": {"0": {
         "targets": ["Linear"], "weights": {**W8A8, "num_bits": 4}}}}, "int4_int8", "int4"),
     ("int8", None, "int8", "int8_float32"),
-    ("int4", None, "int4_int8", "int4"),
+    ("int4", None, "int6_int8", "int6"),
+    ("int4-plain", None, "int4_int8", "int4"),
     ("experts_int8", None, "int8", "int8_float32"),
     ("fp8", None, "float8", "float8"),
     ("none", None, "float16", "float16"),

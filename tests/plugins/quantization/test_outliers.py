@@ -102,7 +102,7 @@ CASES = {
     "int4": Case(method="int4"),
     "int4, llama": Case(method="int4", architecture="LlamaForCausalLM"),
     "int4, gemma": Case(method="int4", architecture="Gemma3ForCausalLM"),
-    "int4, zero points": Case(method="int4", options={"symmetric": False, "head": "int4"}),
+    "int4, zero points": Case(method="int4-plain", options={"symmetric": False, "head": "int4"}),
     "tpu_int8": Case(method="tpu_int8"),
     "neuron_quant": Case(method="neuron_quant"),
     "experts_int8": Case(method="experts_int8", architecture="Qwen3MoeForCausalLM"),

@@ -139,7 +139,9 @@ CASES = {
                         size=512),
     "deepspeedfp 8": Case(method="deepspeedfp", config={"bits": 8, "group_size": 32}),
     "deepspeedfp 6": Case(method="deepspeedfp", config={"bits": 6, "group_size": 16}),
-    "int4": Case(method="int4", options={"group": 32}, has_experts=True),
+    "int4": Case(method="int4", options={"bits": 4}, size=512, has_experts=True),
+    "int4, half a run a rank": Case(method="int4", options={"bits": 4}, size=256, bound=0.05),
+    "int4-plain": Case(method="int4-plain", options={"group": 32}, has_experts=True),
     "nf4 while loading": Case(method="bitsandbytes", size=128),
     "fp4 while loading": Case(method="bitsandbytes", options={"kind": "fp4"}, size=128),
     "bitsandbytes int8 while loading": Case(

@@ -82,7 +82,7 @@ def differences(
     ("quantization", "options", "message"),
     [
         (
-            "int4",
+            "int4-plain",
             {"group": 48},
             r"quantization\.group: 48 is not a valid choice\. Fix: use",
         ),
@@ -142,7 +142,7 @@ def test_the_answers_with_skipped_layers(llama: Path) -> None:
         return weight if any(part in name for part in skipped) else as_int4(name, weight)
 
     options = {**FLOAT_INT4, "skip": list(skipped)}
-    assert differences(llama, "int4", options, meant).max() <= EXACT
+    assert differences(llama, "int4-plain", options, meant).max() <= EXACT
 
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
@@ -157,7 +157,7 @@ def test_heads(tmp_path: Path, head: str, is_tied: bool) -> None:
         return weight if name == "lm_head" and head == "none" else as_int4(name, weight)
 
     options = {**FLOAT_INT4, "head": head}
-    assert differences(path, "int4", options, meant).max() <= EXACT
+    assert differences(path, "int4-plain", options, meant).max() <= EXACT
 
 
 @pytest.mark.parametrize("group", [0, 32])
@@ -184,7 +184,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_experts_in_int4(experts: Path) -> None:
     """Every expert is quantized, the router is not."""
-    assert differences(experts, "int4", FLOAT_INT4, as_int4).max() <= EXACT
+    assert differences(experts, "int4-plain", FLOAT_INT4, as_int4).max() <= EXACT
 
 
 def test_experts_in_int8(experts: Path) -> None:

@@ -168,7 +168,7 @@ def ranks_of(method: str, options: dict[str, Any], spec: ExpertBalanceSpec) -> l
 @pytest.mark.parametrize("redundant", [0, 4])
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("none", {}), ("int4", {"group": 16}), ("experts_int8", {}), ("bitsandbytes", {})],
+    [("none", {}), ("int4-plain", {"group": 16}), ("experts_int8", {}), ("bitsandbytes", {})],
 )
 def test_experts_move_and_answers_stay(
     method: str, options: dict[str, Any], redundant: int, caplog: pytest.LogCaptureFixture
@@ -210,7 +210,8 @@ def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> No
     """Within one rank, and between two."""
     spec = ExpertBalanceSpec()
     layers = [
-        ranks_of("int4", {"group": group}, spec)[1 + rank] for rank, group in enumerate((16, 8))
+        ranks_of("int4-plain", {"group": group}, spec)[1 + rank]
+        for rank, group in enumerate((16, 8))
     ]
     threads = Threads(2)
     for layer, member in zip(layers, threads.ranks, strict=True):
