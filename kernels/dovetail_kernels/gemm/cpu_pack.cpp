@@ -19,6 +19,16 @@ struct FieldsPackArgs {
   BitFieldsArgs fields;
 };
 
+// What gemm_spread is told: scales or the like of every output and group.
+struct SpreadArgs {
+  const void* from;  // number (output, group) is output * row_bytes + group * group_bytes from here
+  void* to;
+  int64_t out_size, groups;
+  int64_t row_bytes, group_bytes;
+  int32_t number_bytes;  // 1, 2 or 4
+  int32_t is_gated;
+};
+
 namespace {
 
 // The rows of a matrix, one byte or more for a value.
@@ -148,10 +158,10 @@ template <bool in_order> DT_INLINE uint32_t nibbles(uint64_t bytes) {
 template <bool in_order, class Rows>
 void pack_panel_int4(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to) {
   const int64_t lanes = divide_up(args.in_size, 8), whole = args.in_size / 8;
-  memset(to, 0, lanes * kPanel * 4);
   const uint8_t* rows[kPanel];
   int columns[kPanel];
   const int num_rows = source_rows(args, from, panel, rows, columns);
+  if (num_rows < kPanel) memset(to, 0, lanes * kPanel * 4);
   uint32_t* words = reinterpret_cast<uint32_t*>(to);
   for (int64_t first = 0; first < lanes; first += kLineBytes / 8)
     for (int i = 0; i < num_rows; ++i)
@@ -161,6 +171,45 @@ void pack_panel_int4(const PackArgs& args, const Rows& from, int64_t panel, uint
         else memcpy(&bytes, rows[i] + lane * 8, static_cast<size_t>(args.in_size % 8));
         words[lane * kPanel + columns[i]] = nibbles<in_order>(bytes);
       }
+}
+
+// Whether values are nibbles of one plane, which pack_panel_nibbles takes as they are.
+bool are_nibbles(const BitFieldsArgs& fields) {
+  const PlaneArgs& plane = fields.planes[0];
+  return fields.num_planes == 1 && plane.bits == 4 && plane.run % 8 == 0 && !plane.shift;
+}
+
+// Nibbles of blocks become those of a panel, a block of every row at a time.
+template <bool in_order>
+void pack_panel_nibbles(const FieldRows& from, int64_t panel, uint8_t* to) {
+  constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+  const PackArgs& args = from.args;
+  const PlaneArgs& plane = from.fields.planes[0];
+  const int64_t size = from.fields.block_bytes, lanes = from.fields.block_values / 8;
+  const int64_t blocks = args.in_size / from.fields.block_values;
+  const uint8_t* rows[kPanel];
+  int columns[kPanel], num_rows = 0;
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row < 0) continue;
+    rows[num_rows] = static_cast<const uint8_t*>(args.weight) + row * blocks * size + plane.start;
+    columns[num_rows++] = column;
+  }
+  if (num_rows < kPanel) memset(to, 0, blocks * lanes * kPanel * 4);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int i = 0; i < num_rows; ++i) {
+      const uint8_t* raw = rows[i] + block * size;
+      uint32_t* low = reinterpret_cast<uint32_t*>(to) + block * lanes * kPanel + columns[i];
+      for (int done = 0; done < plane.bytes; done += plane.run, low += plane.run / 4 * kPanel) {
+        uint32_t* high = low + plane.run / 8 * kPanel;
+        for (int k = 0; k < plane.run; k += 8) {
+          uint64_t bytes;
+          memcpy(&bytes, raw + done + k, 8);
+          low[k / 8 * kPanel] = nibbles<in_order>(bytes & kLow);
+          high[k / 8 * kPanel] = nibbles<in_order>(bytes >> 4 & kLow);
+        }
+      }
+    }
 }
 
 // One byte a value becomes bits of planes, sixteen inputs at a time (planes.h).
@@ -204,8 +253,13 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   if (panels * bytes != args.packed_bytes) return 1;
   int status = 0;
   parallel(panels, [&](int64_t panel) {
-    if (!from.has_memory()) return __atomic_store_n(&status, 2, __ATOMIC_RELAXED);
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
+    if constexpr (std::is_same_v<Rows, FieldRows>)
+      if (are_nibbles(from.fields)) {
+        if (args.format == kInt4Int8) return pack_panel_nibbles<false>(from, panel, to);
+        if (args.format == kInt4 || args.format == kTable4) return pack_panel_nibbles<true>(from, panel, to);
+      }
+    if (!from.has_memory()) return __atomic_store_n(&status, 2, __ATOMIC_RELAXED);
     switch (args.format) {
       case kInt8:
       case kInt8Int8: return pack_panel(args, from, panel, to, static_cast<uint8_t>(kInt8Offset));
@@ -232,11 +286,40 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   return status;
 }
 
+// A cache line of every row at a time, as in pack_panel.
+template <class T> void spread_panel(const SpreadArgs& args, int64_t panel) {
+  T* to = static_cast<T*>(args.to) + panel * args.groups * kPanel;
+  for (int64_t first = 0; first < args.groups; first += kLineBytes) {
+    const int64_t stop = first + kLineBytes < args.groups ? first + kLineBytes : args.groups;
+    for (int column = 0; column < kPanel; ++column) {
+      const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+      const char* number = static_cast<const char*>(args.from) + row * args.row_bytes + first * args.group_bytes;
+      for (int64_t group = first; group < stop; ++group, number += args.group_bytes) {
+        T value = 0;
+        if (row >= 0) memcpy(&value, number, sizeof(T));
+        to[group * kPanel + column] = value;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 // Both say how a packed weight will lie: the columns of a panel, and its bytes.
 DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
 DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args.format, args.in_size)); }
+
+// Numbers of every output and group in the order of the panels: [panels, groups, kPanel], zeros for padding.
+DT_KERNEL(gemm_spread, SpreadArgs) {
+  parallel(num_panels(args.out_size, args.is_gated), [&](int64_t panel) {
+    switch (args.number_bytes) {
+      case 1: return spread_panel<uint8_t>(args, panel);
+      case 2: return spread_panel<uint16_t>(args, panel);
+      default: return spread_panel<uint32_t>(args, panel);
+    }
+  });
+  return 0;
+}
 
 // Both return 0, or 1 when packed_bytes is not what the panels take, or 2 without memory.
 DT_KERNEL(gemm_pack, PackArgs) { return pack(args, PlainRows{args}); }
