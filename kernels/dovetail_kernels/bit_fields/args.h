@@ -6,9 +6,6 @@
 struct PlaneArgs {
   int32_t start, bytes;  // of a block
   int32_t bits, run, shift;
-  int32_t low, parts;  // fields of a byte that are taken, from this bit on
-  int32_t first;       // value of a block that they begin with
-  int32_t adds;        // 1: other bits of these values are written already
 };
 
 struct BitFieldsArgs {

@@ -8,20 +8,19 @@ from functools import cache
 
 import torch
 
-from dovetail_kernels.bit_fields.reference import Plane, num_values
+from dovetail_kernels.bit_fields.reference import Plane
 from dovetail_kernels.cpu.blocks import large_empty
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.cpu.library import Kernel, needed_library
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 MAX_PLANES = 3
-PLANE = ("start", "bytes", "bits", "run", "shift", "low", "parts", "first", "adds")
 
 
 class PlaneArgs(ctypes.Structure):
     """See args.h."""
 
-    _fields_ = [(name, _int32) for name in PLANE]
+    _fields_ = [(name, _int32) for name in ("start", "bytes", "bits", "run", "shift")]
 
 
 class BitFieldsArgs(ctypes.Structure):
@@ -55,17 +54,10 @@ def values_of(blocks: torch.Tensor, planes: Sequence[Plane]) -> torch.Tensor:
 
 def fields_args(planes: Sequence[Plane], block_bytes: int) -> BitFieldsArgs:
     """Return how blocks hold their values, without blocks."""
-    fields = []
-    written: set[int] = set()
-    for p in planes:
-        size, adds = p.stop - p.start, not written.isdisjoint(p.places)
-        fields.append(
-            PlaneArgs(p.start, size, p.bits, p.run, p.shift, p.low, p.taken, p.first, adds)
-        )
-        written.update(p.places)
+    fields = [PlaneArgs(p.start, p.stop - p.start, p.bits, p.run, p.shift) for p in planes]
     return BitFieldsArgs(
         block_bytes=block_bytes,
-        block_values=num_values(planes),
+        block_values=planes[0].num_values,
         num_planes=len(planes),
         planes=(PlaneArgs * MAX_PLANES)(*fields),
     )

@@ -7,60 +7,50 @@
 
 namespace {
 
-// Moves a field of each of some bytes, which are one word: compilers widen shifts of bytes to four
-// times their size.
-template <class Word, bool is_first>
-inline void add_word(const uint8_t* raw, uint8_t* values, int from, uint8_t mask, int to) {
-  constexpr Word kEach = static_cast<Word>(0x0101010101010101);
-  Word word, old = 0;
-  std::memcpy(&word, raw, sizeof(Word));
-  if constexpr (!is_first) std::memcpy(&old, values, sizeof(Word));
-  word = static_cast<Word>((word >> from & kEach * mask) << to | old);
-  std::memcpy(values, &word, sizeof(Word));
-}
-
-// Moves a field of each of `count` bytes to its place.
+// Moves a field of each of `count` bytes to its place. Eight bytes are one word: compilers widen
+// shifts of bytes to four times their size.
 template <bool is_first>
 inline void add_fields(const uint8_t* raw, uint8_t* values, int count, int from, uint8_t mask,
                        int to) {
+  constexpr uint64_t kEach = 0x0101010101010101;
   int i = 0;
-  for (; i + 8 <= count; i += 8) add_word<uint64_t, is_first>(raw + i, values + i, from, mask, to);
-  for (; i + 4 <= count; i += 4) add_word<uint32_t, is_first>(raw + i, values + i, from, mask, to);
+  for (; i + 8 <= count; i += 8) {
+    uint64_t word, old = 0;
+    std::memcpy(&word, raw + i, 8);
+    if constexpr (!is_first) std::memcpy(&old, values + i, 8);
+    word = (word >> from & kEach * mask) << to | old;
+    std::memcpy(values + i, &word, 8);
+  }
   for (; i < count; ++i) {
     const auto field = static_cast<uint8_t>((raw[i] >> from & mask) << to);
     values[i] = is_first ? field : static_cast<uint8_t>(values[i] | field);
   }
 }
 
-// Fields of `bits` from one plane: the first plane of some values writes them, the others add to them.
-// kRun: the plane's run, known to the compiler, or 0. has_all: all fields of a byte are taken.
-template <int bits, int kRun, bool is_first, bool has_all>
+// Fields of `bits` from one plane: the first plane writes the values, the others add to them.
+// kRun: the plane's run, known to the compiler, or 0.
+template <int bits, int kRun, bool is_first>
 void add_run(const BitFieldsArgs& args, const PlaneArgs& plane, int64_t from, int64_t to) {
+  constexpr int kPerByte = 8 / bits;
   constexpr uint8_t kMask = (1 << bits) - 1;
-  const int parts = has_all ? 8 / bits : plane.parts, low = has_all ? 0 : plane.low;
   const int run = kRun ? kRun : plane.run, shift = plane.shift;
   for (int64_t block = from; block < to; ++block) {
     const uint8_t* raw = args.blocks + block * args.block_bytes + plane.start;
-    uint8_t* values = args.values + block * args.block_values + plane.first;
+    uint8_t* values = args.values + block * args.block_values;
     for (int64_t done = 0; done < plane.bytes; done += run, raw += run)
-      for (int part = 0; part < parts; ++part, values += run)
-        add_fields<is_first>(raw, values, run, low + part * bits, kMask, shift);
+      for (int part = 0; part < kPerByte; ++part, values += run)
+        add_fields<is_first>(raw, values, run, part * bits, kMask, shift);
   }
 }
 
 template <int bits, bool is_first>
 void add_plane(const BitFieldsArgs& args, const PlaneArgs& plane, int64_t from, int64_t to) {
-  if (plane.parts != 8 / bits || plane.low) {
-    if (plane.run == 4) return add_run<bits, 4, is_first, false>(args, plane, from, to);
-    return add_run<bits, 0, is_first, false>(args, plane, from, to);
-  }
   switch (plane.run) {
-    case 1: return add_run<bits, 1, is_first, true>(args, plane, from, to);
-    case 4: return add_run<bits, 4, is_first, true>(args, plane, from, to);
-    case 16: return add_run<bits, 16, is_first, true>(args, plane, from, to);
-    case 32: return add_run<bits, 32, is_first, true>(args, plane, from, to);
-    case 64: return add_run<bits, 64, is_first, true>(args, plane, from, to);
-    default: return add_run<bits, 0, is_first, true>(args, plane, from, to);
+    case 1: return add_run<bits, 1, is_first>(args, plane, from, to);
+    case 16: return add_run<bits, 16, is_first>(args, plane, from, to);
+    case 32: return add_run<bits, 32, is_first>(args, plane, from, to);
+    case 64: return add_run<bits, 64, is_first>(args, plane, from, to);
+    default: return add_run<bits, 0, is_first>(args, plane, from, to);
   }
 }
 
@@ -70,18 +60,14 @@ void add_plane_of(const BitFieldsArgs& args, const PlaneArgs& plane, int64_t fro
     case 1: return add_plane<1, is_first>(args, plane, from, to);
     case 2: return add_plane<2, is_first>(args, plane, from, to);
     case 4: return add_plane<4, is_first>(args, plane, from, to);
-    case 6: return add_plane<6, is_first>(args, plane, from, to);
     default: return add_plane<8, is_first>(args, plane, from, to);
   }
 }
 
 // Unpacks blocks `from` .. `to`.
 inline void unpack_blocks(const BitFieldsArgs& args, int64_t from, int64_t to) {
-  for (int64_t i = 0; i < args.num_planes; ++i) {
-    const PlaneArgs& plane = args.planes[i];
-    if (plane.adds) add_plane_of<false>(args, plane, from, to);
-    else add_plane_of<true>(args, plane, from, to);
-  }
+  add_plane_of<true>(args, args.planes[0], from, to);
+  for (int64_t i = 1; i < args.num_planes; ++i) add_plane_of<false>(args, args.planes[i], from, to);
 }
 
 }  // namespace

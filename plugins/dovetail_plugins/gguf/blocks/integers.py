@@ -115,28 +115,21 @@ def _q3_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"codes": codes.view(torch.int8) - 32, "steps": stored_halves(raw, 108)}
 
 
-def _six_bits(start: int, low: int) -> tuple[Plane, ...]:
-    """Return eight codes of a head of sixteen bytes: four have a byte's first bits from `start` on,
-    four have half of one of the last bytes, from bit `low` on, and the two bits above the first."""
-    stop = start + 4
-    return (
-        Plane(start, stop, 6, 4),
-        Plane(12, 16, 4, 4, low=low, parts=1, first=4),
-        Plane(start, stop, 2, 4, 4, low=6, first=4),
-    )
-
-
-_CODES, _OFFSET_CODES = _six_bits(4, 0), _six_bits(8, 4)
+_SIX, _FOUR, _TWO = (byte * 0x01010101 for byte in (0x3F, 0x0F, 0x30))
+"""Masks of each of four bytes."""
 
 
 def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the scales of a block that begins with two steps and twelve bytes of codes."""
-    run = bit_fields.OP.pick("cpu", torch.uint8)
+    """Return the scales of a block that begins with two steps and twelve bytes of codes in six
+    bits, which are taken four at a time."""
     head = _bytes(raw, 0, 16)
+    scales, offsets, rest = head.view(torch.int32)[:, 1:].t().contiguous()
+    codes = torch.stack([scales & _SIX, rest & _FOUR | scales >> 2 & _TWO], dim=1)
+    offset_codes = torch.stack([offsets & _SIX, rest >> 4 & _FOUR | offsets >> 2 & _TWO], dim=1)
     return {
-        "codes": run(blocks=head, planes=_CODES).view(torch.int8),
+        "codes": codes.view(torch.int8),
         "steps": stored_halves(head, 0),
-        "offset_codes": run(blocks=head, planes=_OFFSET_CODES).view(torch.int8),
+        "offset_codes": offset_codes.view(torch.int8),
         "offset_steps": -stored_halves(head, 2),
     }
 
