@@ -19,6 +19,16 @@ struct FieldsPackArgs {
   BitFieldsArgs fields;
 };
 
+// What gemm_spread is told: scales or the like of every output and group.
+struct SpreadArgs {
+  const void* from;  // number (output, group) is output * row_bytes + group * group_bytes from here
+  void* to;
+  int64_t out_size, groups;
+  int64_t row_bytes, group_bytes;
+  int32_t number_bytes;  // 1, 2 or 4
+  int32_t is_gated;
+};
+
 namespace {
 
 // The rows of a matrix, one byte or more for a value.
@@ -36,12 +46,15 @@ struct FieldRows {
   const BitFieldsArgs& fields;
   uint8_t* memory() const { return static_cast<uint8_t*>(scratch(0, kPanel * args.in_size)); }
   bool has_memory() const { return memory(); }
+  int64_t num_blocks() const { return args.in_size / fields.block_values; }
+  const uint8_t* blocks(int64_t row) const {
+    return static_cast<const uint8_t*>(args.weight) + row * num_blocks() * fields.block_bytes;
+  }
   template <class T> const T* row(int64_t row, int place) const {
     BitFieldsArgs own = fields;
-    const int64_t blocks = args.in_size / own.block_values;
-    own.blocks = static_cast<const uint8_t*>(args.weight) + row * blocks * own.block_bytes;
+    own.blocks = blocks(row);
     own.values = memory() + place * args.in_size;
-    unpack_blocks(own, 0, blocks);
+    unpack_blocks(own, 0, num_blocks());
     return reinterpret_cast<const T*>(own.values);
   }
 };
@@ -144,30 +157,138 @@ template <bool in_order> DT_INLINE uint32_t nibbles(uint64_t bytes) {
   return static_cast<uint32_t>(bytes | bytes >> 16);
 }
 
-// One byte a value, 0 .. 15, becomes a nibble.
-template <bool in_order, class Rows>
-void pack_panel_int4(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to) {
-  const int64_t lanes = divide_up(args.in_size, 8), whole = args.in_size / 8;
-  memset(to, 0, lanes * kPanel * 4);
-  const uint8_t* rows[kPanel];
-  int columns[kPanel];
-  const int num_rows = source_rows(args, from, panel, rows, columns);
-  uint32_t* words = reinterpret_cast<uint32_t*>(to);
-  for (int64_t first = 0; first < lanes; first += kLineBytes / 8)
-    for (int i = 0; i < num_rows; ++i)
-      for (int64_t lane = first; lane < lanes && lane < first + kLineBytes / 8; ++lane) {
-        uint64_t bytes = 0;
-        if (lane < whole) memcpy(&bytes, rows[i] + lane * 8, 8);
-        else memcpy(&bytes, rows[i] + lane * 8, static_cast<size_t>(args.in_size % 8));
-        words[lane * kPanel + columns[i]] = nibbles<in_order>(bytes);
+// The words of a row, in the order in which a panel has words of all columns.
+template <bool in_order> void words_of_bytes(const uint8_t* values, int64_t count, uint32_t* words) {
+  for (int64_t lane = 0; lane < count / 8; ++lane) {
+    uint64_t bytes;
+    memcpy(&bytes, values + lane * 8, 8);
+    words[lane] = nibbles<in_order>(bytes);
+  }
+  if (count % 8) {
+    uint64_t bytes = 0;
+    memcpy(&bytes, values + count / 8 * 8, static_cast<size_t>(count % 8));
+    words[count / 8] = nibbles<in_order>(bytes);
+  }
+}
+
+// Whether values are nibbles of one plane, which words_of_blocks takes as they are.
+bool are_nibbles(const BitFieldsArgs& fields) {
+  const PlaneArgs& plane = fields.planes[0];
+  return fields.num_planes == 1 && plane.bits == 4 && plane.run % 8 == 0 && !plane.shift;
+}
+
+template <bool in_order>
+void words_of_blocks(const BitFieldsArgs& fields, const uint8_t* blocks, int64_t count, uint32_t* words) {
+  constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+  const PlaneArgs plane = fields.planes[0];
+  const int lanes = plane.run / 8;
+  const int64_t size = fields.block_bytes;
+  for (int64_t block = 0; block < count; ++block) {
+    const uint8_t* raw = blocks + block * size + plane.start;
+    for (int done = 0; done < plane.bytes; done += plane.run, raw += plane.run, words += 2 * lanes)
+      for (int lane = 0; lane < lanes; ++lane) {
+        uint64_t bytes;
+        memcpy(&bytes, raw + lane * 8, 8);
+        words[lane] = nibbles<in_order>(bytes & kLow);
+        words[lanes + lane] = nibbles<in_order>(bytes >> 4 & kLow);
       }
+  }
+}
+
+// Values of 2 or 6 bits, whose planes are whole words (planes.h).
+template <int bits> void words_of_units(const uint8_t* values, int64_t count, uint32_t* words) {
+  for (int64_t k = 0; k < count; k += 16, words += bits / 2) {
+    uint32_t four[4] = {};
+    if (count - k >= 16) memcpy(four, values + k, 16);
+    else memcpy(four, values + k, static_cast<size_t>(count - k));
+    uint32_t pairs = 0;
+    for (int q = 0; q < 4; ++q) pairs |= (four[q] >> (bits - 2) & 0x03030303u) << (2 * q);
+    if constexpr (bits == 6)
+      for (int q = 0; q < 4; q += 2)
+        words[q / 2] = (four[q] & 0x0f0f0f0fu) | (four[q + 1] & 0x0f0f0f0fu) << 4;
+    words[bits / 2 - 1] = pairs;
+  }
+}
+
+// Registers of words, for rows that become columns.
+constexpr int kWords = kLanes;
+typedef uint32_t Words __attribute__((vector_size(4 * kWords), aligned(4), may_alias));
+
+// Word where[j] of both, those of `b` counted after those of `a`, for each j.
+DT_INLINE Words picked(Words a, Words b, Words where) {
+#if defined(__clang__)
+  Words found;
+  for (int j = 0; j < kWords; ++j) found[j] = where[j] < kWords ? a[where[j]] : b[where[j] - kWords];
+  return found;
+#else
+  return __builtin_shuffle(a, b, where);
+#endif
+}
+// Swaps the bit `step` of the numbers of rows and of columns.
+template <int step> DT_INLINE void swap_numbers(Words (&rows)[kWords]) {
+  Words low, high;
+  for (int j = 0; j < kWords; ++j) {
+    low[j] = static_cast<uint32_t>(j & step ? kWords + j - step : j);
+    high[j] = static_cast<uint32_t>(j & step ? kWords + j : j + step);
+  }
+  for (int i = 0; i < kWords; ++i) {
+    if (i & step) continue;
+    const Words a = rows[i], b = rows[i + step];
+    rows[i] = picked(a, b, low);
+    rows[i + step] = picked(a, b, high);
+  }
+  if constexpr (2 * step < kWords) swap_numbers<2 * step>(rows);
+}
+
+// Writes the words of a panel's rows, `fill(row, words)` of each, as columns. False without memory.
+template <class Fill>
+bool pack_panel_words(const PackArgs& args, int64_t panel, int64_t lanes, uint8_t* to, const Fill& fill) {
+  auto* all = static_cast<uint32_t*>(scratch(1, static_cast<size_t>(kPanel * lanes * 4)));
+  if (!all) return false;
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row >= 0) fill(row, all + column * lanes);
+    else memset(all + column * lanes, 0, static_cast<size_t>(lanes * 4));
+  }
+  auto* words = reinterpret_cast<uint32_t*>(to);
+  const int64_t whole = lanes / kWords * kWords;
+  for (int64_t first = 0; first < whole; first += kWords)
+    for (int half = 0; half < kPanel; half += kWords) {
+      Words rows[kWords];
+      for (int i = 0; i < kWords; ++i)
+        rows[i] = *reinterpret_cast<const Words*>(all + (half + i) * lanes + first);
+      swap_numbers<1>(rows);
+      for (int i = 0; i < kWords; ++i)
+        *reinterpret_cast<Words*>(words + (first + i) * kPanel + half) = rows[i];
+    }
+  for (int64_t lane = whole; lane < lanes; ++lane)
+    for (int column = 0; column < kPanel; ++column) words[lane * kPanel + column] = all[column * lanes + lane];
+  return true;
+}
+
+// One byte a value, 0 .. 15, or a nibble of a block becomes a nibble.
+template <bool in_order, class Rows>
+bool pack_panel_int4(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to) {
+  const int64_t lanes = divide_up(args.in_size, 8);
+  return pack_panel_words(args, panel, lanes, to, [&](int64_t row, uint32_t* words) {
+    if constexpr (std::is_same_v<Rows, FieldRows>)
+      if (are_nibbles(from.fields))
+        return words_of_blocks<in_order>(from.fields, from.blocks(row), from.num_blocks(), words);
+    words_of_bytes<in_order>(from.template row<uint8_t>(row, 0), args.in_size, words);
+  });
 }
 
 // One byte a value becomes bits of planes, sixteen inputs at a time (planes.h).
 template <class Rows>
-void pack_panel_planes(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to, int64_t bytes) {
-  memset(to, 0, bytes);
+bool pack_panel_planes(const PackArgs& args, const Rows& from, int64_t panel, uint8_t* to, int64_t bytes) {
   const int bits = plane_bits(args.format);
+  if (bits % 2 == 0)
+    return pack_panel_words(args, panel, bytes / (4 * kPanel), to, [&](int64_t row, uint32_t* words) {
+      const uint8_t* values = from.template row<uint8_t>(row, 0);
+      if (bits == 6) words_of_units<6>(values, args.in_size, words);
+      else words_of_units<2>(values, args.in_size, words);
+    });
+  memset(to, 0, bytes);
   const int64_t units = divide_up(args.in_size, 16), unit_bytes = 2 * bits * kPanel;
   const uint8_t* rows[kPanel];
   int columns[kPanel];
@@ -181,6 +302,7 @@ void pack_panel_planes(const PackArgs& args, const Rows& from, int64_t panel, ui
         else memcpy(values, rows[i] + unit * 16, static_cast<size_t>(left));
         put_unit(bits, to + unit * unit_bytes, columns[i], values);
       }
+  return true;
 }
 
 int64_t panel_bytes(int32_t format, int64_t in_size) {
@@ -204,15 +326,18 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   if (panels * bytes != args.packed_bytes) return 1;
   int status = 0;
   parallel(panels, [&](int64_t panel) {
-    if (!from.has_memory()) return __atomic_store_n(&status, 2, __ATOMIC_RELAXED);
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
+    const auto note = [&](bool has_memory) {
+      if (!has_memory) __atomic_store_n(&status, 2, __ATOMIC_RELAXED);
+    };
+    if (!from.has_memory()) return note(false);
     switch (args.format) {
       case kInt8:
       case kInt8Int8: return pack_panel(args, from, panel, to, static_cast<uint8_t>(kInt8Offset));
       case kInt8Float32:
       case kFloat8: return pack_panel(args, from, panel, to);
       case kInt4:
-      case kTable4: return pack_panel_int4<true>(args, from, panel, to);
+      case kTable4: return note(pack_panel_int4<true>(args, from, panel, to));
       case kInt2:
       case kInt3:
       case kInt5:
@@ -220,8 +345,8 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
       case kInt2Int8:
       case kInt3Int8:
       case kInt5Int8:
-      case kInt6Int8: return pack_panel_planes(args, from, panel, to, bytes);
-      case kInt4Int8: return pack_panel_int4<false>(args, from, panel, to);
+      case kInt6Int8: return note(pack_panel_planes(args, from, panel, to, bytes));
+      case kInt4Int8: return note(pack_panel_int4<false>(args, from, panel, to));
       default: break;
     }
     if constexpr (std::is_same_v<Rows, PlainRows>) {  // wider values are never fields
@@ -232,11 +357,40 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   return status;
 }
 
+// A cache line of every row at a time, as in pack_panel.
+template <class T> void spread_panel(const SpreadArgs& args, int64_t panel) {
+  T* to = static_cast<T*>(args.to) + panel * args.groups * kPanel;
+  for (int64_t first = 0; first < args.groups; first += kLineBytes) {
+    const int64_t stop = first + kLineBytes < args.groups ? first + kLineBytes : args.groups;
+    for (int column = 0; column < kPanel; ++column) {
+      const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+      const char* number = static_cast<const char*>(args.from) + row * args.row_bytes + first * args.group_bytes;
+      for (int64_t group = first; group < stop; ++group, number += args.group_bytes) {
+        T value = 0;
+        if (row >= 0) memcpy(&value, number, sizeof(T));
+        to[group * kPanel + column] = value;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 // Both say how a packed weight will lie: the columns of a panel, and its bytes.
 DT_KERNEL(gemm_panel_columns, PackArgs) { return args.out_size > 0 ? kPanel : 0; }
 DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args.format, args.in_size)); }
+
+// Numbers of every output and group in the order of the panels: [panels, groups, kPanel], zeros for padding.
+DT_KERNEL(gemm_spread, SpreadArgs) {
+  parallel(num_panels(args.out_size, args.is_gated), [&](int64_t panel) {
+    switch (args.number_bytes) {
+      case 1: return spread_panel<uint8_t>(args, panel);
+      case 2: return spread_panel<uint16_t>(args, panel);
+      default: return spread_panel<uint32_t>(args, panel);
+    }
+  });
+  return 0;
+}
 
 // Both return 0, or 1 when packed_bytes is not what the panels take, or 2 without memory.
 DT_KERNEL(gemm_pack, PackArgs) { return pack(args, PlainRows{args}); }

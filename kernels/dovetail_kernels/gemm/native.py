@@ -6,6 +6,7 @@ A Packed holds its argument struct ready: a call sets a few numbers and goes.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from dovetail_kernels.gemm.native_args import (
     GroupArgs,
     PackArgs,
     RowsArgs,
+    SpreadArgs,
 )
 from dovetail_kernels.gemm.native_vectors import (
     halved_codes,
@@ -103,10 +105,10 @@ class Packed:
         outputs, inputs = weight.shape
         vectors = vector_args(weight)
         pointer = None if vectors is None else ctypes.pointer(vectors)
-        data, rows = _pack(native, weight, is_gated, pointer)
+        data, panels = _pack(native, weight, is_gated, pointer)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
-        spread = partial(_spread, rows=rows, is_gated=is_gated, native=native)
+        spread = partial(_spread, panels=panels, is_gated=is_gated, native=native)
         scales = spread(weight.scales if codes is None else codes)
         steps = spread(weight.steps)
         tensors = {
@@ -126,7 +128,7 @@ class Packed:
             rounds_activations=rounds_activations and weight.format in ROUNDED,
             in_size=inputs,
             out_size=outputs,
-            panels=tuple(rows.shape),
+            panels=panels,
             group=weight.group,
             rounded_inputs=rounded_inputs(weight),
             scale_format=_scale_format(scales) if codes is None else LOW_CODES,
@@ -376,8 +378,8 @@ def _prefix(weight: Weight) -> str:
 
 def _pack(
     native: Library, weight: Weight, is_gated: bool, vectors: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the packed bytes, and for every column of every panel its output or -1."""
+) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return the packed bytes, the number of panels and the columns of each."""
     outputs, inputs = weight.shape
     values = weight.values.contiguous()
     signs = None if weight.signs is None else weight.signs.contiguous()
@@ -392,8 +394,8 @@ def _pack(
     )
     reference = ctypes.byref(args)
     columns = native.kernel("gemm_panel_columns", PackArgs)(reference)
-    rows = _panel_rows(outputs, columns, is_gated)
-    num_bytes = len(rows) * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
+    panels = _panels(outputs, columns, is_gated)
+    num_bytes = panels[0] * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
     packed = BLOCKS.empty(num_bytes, native)
     args.packed, args.packed_bytes = packed.data_ptr(), num_bytes
     if weight.fields is None:
@@ -406,51 +408,42 @@ def _pack(
         raise MemoryError(f"no memory for rows of {inputs} values")
     if status:
         raise AssertionError(f"{num_bytes} bytes are not what {outputs} x {inputs} take")
-    return packed, rows
+    return packed, panels
 
 
-def _panel_rows(outputs: int, columns: int, is_gated: bool) -> torch.Tensor:
-    """Return which output each panel column holds, -1 for padding.
-
-    Shapes: [panels, columns] int64
-    """
-    half = columns // 2
-    if not is_gated:
-        panels = -(-outputs // columns)
-        rows = torch.arange(panels * columns).view(panels, columns)
-        return rows.masked_fill(rows >= outputs, -1)
-    size = outputs // 2
-    panels = -(-size // half)
-    gate = torch.arange(panels * half).view(panels, half)
-    up = (gate + size).masked_fill(gate >= size, -1)
-    return torch.cat([gate.masked_fill(gate >= size, -1), up], dim=1)
+def _panels(outputs: int, columns: int, is_gated: bool) -> tuple[int, int]:
+    """Return the panels of a matrix, and the columns of each."""
+    if is_gated:
+        return -(-(outputs // 2) // (columns // 2)), columns
+    return -(-outputs // columns), columns
 
 
 def _spread(
-    scales: torch.Tensor | None, rows: torch.Tensor, is_gated: bool, native: Library
+    scales: torch.Tensor | None, panels: tuple[int, int], is_gated: bool, native: Library
 ) -> torch.Tensor | None:
     """Return scales in the order of the panels. Shapes: [N] -> [panels, columns],
     [N, groups] -> [panels, groups, columns]; padding is 0"""
     if scales is None:
         return None
-    dtype = scales.dtype
-    if dtype == torch.float8_e4m3fn:  # torch picks no rows of these
-        scales = scales.view(torch.uint8)
-    if len(scales) == rows.numel():  # no padding: panels are views
-        halves = 2 if is_gated else 1
-        sizes = (halves, len(rows), rows.shape[1] // halves)
-        picked = scales.unflatten(0, sizes).transpose(0, 1)
-    else:
-        picked = torch.cat([scales, torch.zeros_like(scales[:1])])[rows].unsqueeze(1)
-    if scales.dim() == 2:
-        picked = picked.movedim(-1, 1)
-    num_bytes = picked.itemsize * picked.numel()
+    shape = (panels[0], *scales.shape[1:], panels[1])
+    num_bytes = math.prod(shape) * scales.itemsize
     if num_bytes >= SHARED_BYTES:
         memory = BLOCKS.empty(num_bytes, native)
     else:
         memory = torch.empty(num_bytes, dtype=torch.uint8)
-    memory.view(picked.dtype).view(picked.shape).copy_(picked)
-    return memory.view(dtype).view(len(rows), *scales.shape[1:], rows.shape[1])
+    row_bytes, group_bytes = (*(step * scales.itemsize for step in scales.stride()), 0)[:2]
+    args = SpreadArgs(
+        source=scales.data_ptr(),
+        to=memory.data_ptr(),
+        out_size=len(scales),
+        groups=math.prod(scales.shape[1:]),
+        row_bytes=row_bytes,
+        group_bytes=group_bytes,
+        number_bytes=scales.itemsize,
+        is_gated=int(is_gated),
+    )
+    native.kernel("gemm_spread", SpreadArgs)(ctypes.byref(args))
+    return memory.view(scales.dtype).view(shape)
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

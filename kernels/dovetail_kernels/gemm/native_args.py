@@ -68,6 +68,21 @@ class FieldsPackArgs(ctypes.Structure):
     _fields_ = [("pack", PackArgs), ("fields", BitFieldsArgs)]
 
 
+class SpreadArgs(ctypes.Structure):
+    """See cpu_pack.cpp."""
+
+    _fields_ = [
+        ("source", _pointer),
+        ("to", _pointer),
+        ("out_size", _int64),
+        ("groups", _int64),
+        ("row_bytes", _int64),
+        ("group_bytes", _int64),
+        ("number_bytes", _int32),
+        ("is_gated", _int32),
+    ]
+
+
 class RowsArgs(ctypes.Structure):
     """See args.h."""
 

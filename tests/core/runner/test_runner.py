@@ -27,6 +27,20 @@ def runner(**changes: Any) -> ModelRunner:
     return made
 
 
+@pytest.mark.parametrize(("least_bytes", "num_steps"), [(1 << 30, 3), (0, 2)])
+def test_large_weights_are_read_once_to_warm_up(
+    least_bytes: int, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.runner.replay.warm_up.LARGE_BYTES", least_bytes)
+    plans: list[StepPlan] = []
+    step = ModelRunner.step
+    monkeypatch.setattr(
+        ModelRunner, "step", lambda self, plan: plans.append(plan) or step(self, plan)
+    )
+    runner()
+    assert len(plans) == num_steps
+
+
 def request(name: str, length: int, **changes: Any) -> DriveRequest:
     ids = torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(length))
     return DriveRequest(request_id=name, prompt_ids=tuple(ids.tolist()), **changes)

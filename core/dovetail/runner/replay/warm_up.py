@@ -16,6 +16,8 @@ WARM_UP_TOKENS = 8
 AHEAD_S = 0.3
 """How long to record sizes of steps with drafts in advance: for small models, running their steps
 from Python takes twice as long."""
+LARGE_BYTES = 2 << 30
+"""Reading so many bytes of weights once more takes longer than what a second step prepares."""
 ENCODING = "warm-up"
 """The key of the encoding that the rows of these plans attend to."""
 ALIGNED_TOKENS = 64
