@@ -21,7 +21,7 @@ from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 if TYPE_CHECKING:
     import torch
 
-    from dovetail_plugins.gguf.projectors.projector import Pair, Projector
+    from dovetail_plugins.gguf.projectors.find import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Gguf(LoadFormat):
         found = self._projector(model)
         return chain(headers_of(model), targets.headers_of(*found) if found else ())
 
-    def _projector(self, model: GgufModel) -> tuple[Pair, Projector] | None:
-        """Return the projector of a model. Raises: ConfigError"""
+    def _projector(self, model: GgufModel) -> Found | None:
+        """Return a model with the parts of its projector. Raises: ConfigError"""
         from dovetail_plugins.gguf._config import config_of
         from dovetail_plugins.gguf.families import families
         from dovetail_plugins.gguf.projectors.find import projector_of, projectors_beside

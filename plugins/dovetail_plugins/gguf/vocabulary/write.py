@@ -129,7 +129,8 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     wanted = real.encode(PROBE, add_special_tokens=False).ids
     best, fewest_wrong = "default", len(wanted) + 1
     for name in _candidates(real):
-        written = {f"{_PREFIX}{k}": v for k, v in settings.items()} | {f"{_PREFIX}pre": name}
+        written = {f"{_PREFIX}{k}": v for k, v in {**settings, "pre": name}.items()}
+        written[TEMPLATE] = "-"  # none is looked for: it has no part in how texts are split
         text, _ = tokenizer_of(GgufModel(path=Path("new.gguf"), settings=written, extents=()))
         ids = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
         wrong = 0 if ids == wanted else 1 + abs(len(ids) - len(wanted))
