@@ -15,6 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import CLASSES, WORD_WEIGHTS, ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
 from dovetail_plugins.layers.word_weights import WordWeights
@@ -101,10 +102,9 @@ class BertModel(EncoderModel):
         """Return the classifier: of a prompt through the pooler's matrix, of tokens without; or the
         head that weighs words."""
         if context.model.head == WORD_WEIGHTS:
-            config = self.encoder_config(context.model)
-            return WordWeights(
-                context, self.embeddings.words, act=config.hidden_act, norm_eps=config.norm_eps
-            )
+            config, words = self.encoder_config(context.model), self.embeddings.words
+            assert isinstance(words, VocabParallelEmbedding)
+            return WordWeights(context, words, act=config.hidden_act, norm_eps=config.norm_eps)
         if context.model.head != CLASSES:
             return super().build_head(context)
         if not context.model.hf_config.get("has_no_pooler"):
