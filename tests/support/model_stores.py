@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,9 +36,16 @@ def write_cached(cache: Path, name: str, files: Mapping[str, bytes], commit: str
     return snapshot
 
 
-def add_to_ollama(store: Path, name: str, content: bytes, *, further: tuple[str, ...] = ()) -> Path:
+def add_to_ollama(
+    store: Path,
+    name: str,
+    content: bytes,
+    *,
+    further: tuple[str, ...] = (),
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """Add a model HOST/NAMESPACE/MODEL:TAG to an Ollama store; return its blob. `further` are more
-    kinds of layers."""
+    kinds of layers, `texts` kinds of layers with their content."""
     blobs = store / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     blob = blobs / f"sha256-{hashlib.sha256(content).hexdigest()}"
@@ -46,6 +54,10 @@ def add_to_ollama(store: Path, name: str, content: bytes, *, further: tuple[str,
     config = blobs / f"sha256-{hashlib.sha256(facts).hexdigest()}"
     config.write_bytes(facts)
     layers = [_layer(kind, blob) for kind in ("model", *further)]
+    for kind, text in texts.items():
+        file = blobs / f"sha256-{hashlib.sha256(text.encode()).hexdigest()}"
+        file.write_text(text)
+        layers.append(_layer(kind, file))
     manifest = store / "manifests" / name.replace(":", "/")
     manifest.parent.mkdir(parents=True, exist_ok=True)
     manifest.write_text(json.dumps({"config": _layer("", config), "layers": layers}))

@@ -1,4 +1,4 @@
-"""Settings of a created model that is served by its name."""
+"""Settings of a model that is served by its name and has a Modelfile, of this store or Ollama's."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dovetail.config.checkpoint.sources.stores import Stores
 from dovetail.config.config import Config
 from dovetail.config.rules.checks import checked
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.model_store import StoredModel
+from dovetail.interfaces.model_store import StoredModel, WantedModel
 from dovetail_plugins.created_models.names import full_name
 from dovetail_plugins.created_models.store import CreatedStore
 from dovetail_plugins.modelfile.fields import fields_of
 from dovetail_plugins.modelfile.model import Modelfile
+from dovetail_plugins.modelfile.stored import own_modelfile
 
 
 def own_fields(
     own: Modelfile, model: StoredModel, aliases: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of a created model, and its aliases. With an adapter the names are the
-    adapter's, which has no aliases: it gets several names."""
+    """Return the settings of a model with a Modelfile, and its aliases. With an adapter the names
+    are the adapter's, which has no aliases: it gets several names."""
     fields = dict(fields_of(own, name=model.name).fields)
     if own.adapters:
         names = [model.name, *aliases]
@@ -30,8 +31,9 @@ def own_fields(
 
 
 def as_created(config: Config) -> Config:
-    """Return the config with the settings of the created model that --model names, unchanged if it
-    names none. What the user sets wins. Raises: ConfigError for a model whose files are gone"""
+    """Return the config with the settings of the Modelfile of the model that --model names,
+    unchanged if it has none. What the user sets wins. Raises: ConfigError for a created model whose
+    files are gone"""
     found = _found(config)
     if found is None:
         return config
@@ -50,16 +52,18 @@ def _found(config: Config) -> tuple[StoredModel, Modelfile] | None:
     name = config.model.model
     if name is None or config.model.revision is not None or Path(name).exists():
         return None
-    try:
-        full = full_name(name, "--model")
-    except RequestError:  # an id that no created model may have
-        return None
-    store = CreatedStore()
-    record = store.get(full)
-    if record is None:
-        return None
     load = config.load
     stores = Stores.of(load.model_dir, load.download_dir, load.use_modelscope)
+    store = CreatedStore()
+    try:
+        full = full_name(name, "--model")
+        record = store.get(full)
+    except RequestError:  # an id that no created model may have
+        record = None
+    if record is None:
+        stored = stores.find(WantedModel(name=name))
+        own = None if stored is None or stored.fault else own_modelfile(stored)
+        return None if stored is None or own is None else (stored, own)
     model = store.stored(full, record, {one.name: one for one in stores.all_models()})
     if model.fault:
         raise ConfigError(f"{model.fault}.", where=full, fix="`dovetail rm` removes the name.")

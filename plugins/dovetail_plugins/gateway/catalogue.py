@@ -1,7 +1,7 @@
 """Catalogue: the models of this machine that a request may name, as `dovetail list` shows them.
 
 Nothing else can be named: no path, and no model of the hub that is not here. A model's settings are
-those of the command line, and over them those of its Modelfile if it was created here.
+those of the command line, and over them those of its Modelfile if it was created here or by Ollama.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.created_models.serving import own_fields
 from dovetail_plugins.created_models.store import CREATED, CreatedStore
 from dovetail_plugins.gateway.entries import ModelEntry, entry_of
+from dovetail_plugins.modelfile.stored import own_modelfile
 
 SCAN_PERIOD_S = 1.0
 """The stores are read at most this often."""
@@ -69,7 +70,7 @@ class Catalogue:
         aliases = self._aliases_of(model.name)
         names = {"model": str(model.path), "served_model_name": [model.name]}
         config = self._config.with_fields(names | {"load": 0})
-        own = self.created.modelfile(model.name, model)
+        own = self.created.modelfile(model.name, model) or own_modelfile(model)
         if own is not None:
             fields, aliases = own_fields(own, model, aliases)
             config = config.with_fields(fields, origin=f"the Modelfile of {model.name}")

@@ -7,14 +7,16 @@ and `messages` are JSON, `template`, `system` and `license` are text, `model`, `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.interfaces.model_store import StoredModel
 from dovetail.json_values import InvalidJson, json_value
-from dovetail_plugins.model_stores.ollama import HOST, NAMESPACE, TAG, store_folder
+from dovetail_plugins.model_stores.ollama import HOST, NAMESPACE, TAG, Ollama, store_folder
 from dovetail_plugins.modelfile.creation import of_request
 from dovetail_plugins.modelfile.model import Modelfile
 
@@ -23,6 +25,7 @@ TEXTS = {"template": "template", "system": "system"}
 JSONS = {"params": "parameters", "messages": "messages"}
 """Kinds of layers, and the fields of /api/create that have the same form."""
 MAX_BYTES = 4 << 20
+log = logging.getLogger(__name__)
 
 
 def find_manifest(name: str, store: Path | None = None) -> Path | None:
@@ -36,6 +39,24 @@ def find_manifest(name: str, store: Path | None = None) -> Path | None:
     place = [*(HOST, NAMESPACE)[: 3 - len(parts)], *parts, tag or TAG]
     manifest = (folder / "manifests").joinpath(*place)
     return manifest if manifest.is_file() else None
+
+
+def own_modelfile(model: StoredModel) -> Modelfile | None:
+    """Return how a model of Ollama's store is to be served: its parameters, system message,
+    example messages and projector. Its template stays that of its file. None for a model of another
+    store, one without any of these, or one whose layers cannot be read, which the log says."""
+    store, manifest = store_folder(), None
+    if model.store == Ollama.title and store is not None:
+        manifest = find_manifest(model.name, store)
+    if manifest is None or store is None:
+        return None
+    try:
+        found = of_manifest(manifest, store)
+    except DovetailError as error:
+        log.warning("%s is served without its parameters: %s", model.name, error)
+        return None
+    says_something = found.parameters or found.system or found.messages or found.projectors
+    return replace(found, template="", adapters=()) if says_something else None
 
 
 def of_manifest(manifest: Path, store: Path) -> Modelfile:

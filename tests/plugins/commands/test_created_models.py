@@ -13,8 +13,10 @@ from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 from dovetail_plugins.created_models.serving import as_created
 from dovetail_plugins.created_models.store import CreatedStore
+from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.modelfile.reading import read
 from support.any_models import cache_demo, demo_gguf, own_stores
+from support.model_stores import add_to_ollama
 from support.server_process import ServerProcess
 
 SYSTEM = 'You are "brief".'
@@ -97,6 +99,34 @@ def test_a_created_model_is_served_with_its_settings(
     shutil.rmtree(stores / "hub")
     with pytest.raises(ConfigError, match="its base org/model is gone"):
         as_created(named)
+
+
+def test_a_model_of_ollama_is_served_with_its_parameters(
+    stores: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its template stays that of the file; what the user gives wins."""
+    params = {"temperature": 0.25, "stop": ["<|end|>"], "num_ctx": 64, "num_keep": None}
+    texts = {"params": json.dumps(params), "system": "Be brief.", "template": "{{ .Prompt }}"}
+    name = "registry.ollama.ai/library"
+    blob = add_to_ollama(stores / "ollama", f"{name}/story:tiny", demo_gguf(stores), texts=texts)
+    add_to_ollama(stores / "ollama", f"{name}/plain:latest", blob.read_bytes())
+    broken = {"params": '{"temperature": "hot"}'}
+    add_to_ollama(stores / "ollama", f"{name}/broken:latest", blob.read_bytes(), texts=broken)
+    named = Config.from_fields({"model": "story:tiny", "max_model_len": 48})
+    config = as_created(named)
+    assert config.model.model == str(blob)
+    assert config.model.override_generation_config == {"temperature": 0.25, "stop": ["<|end|>"]}
+    assert config.plugin.options_of("renderer") == {"system": "Be brief."}
+    assert config.model.max_model_len == 48
+    assert config.frontend.chat_template is None
+    for other in ("plain", "broken"):
+        unchanged = Config.from_fields({"model": other})
+        assert as_created(unchanged) is unchanged
+    assert "broken:latest is served without its parameters" in caplog.text
+    catalogue = Catalogue(Config())
+    model = catalogue.find("story:tiny")
+    assert model is not None
+    assert catalogue.entry(model).config.model.max_model_len == 64
 
 
 def test_show_tells_the_facts_of_any_model(
