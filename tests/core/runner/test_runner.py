@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail.interfaces.data.sampling_params import SamplingParams
-from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan
+from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan, StepResult
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
@@ -34,9 +34,12 @@ def test_large_weights_are_read_once_to_warm_up(
     monkeypatch.setattr("dovetail.runner.replay.warm_up.LARGE_BYTES", least_bytes)
     plans: list[StepPlan] = []
     step = ModelRunner.step
-    monkeypatch.setattr(
-        ModelRunner, "step", lambda self, plan: plans.append(plan) or step(self, plan)
-    )
+
+    def noted(self: ModelRunner, plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return step(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "step", noted)
     runner()
     assert len(plans) == num_steps
 
