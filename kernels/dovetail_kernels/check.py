@@ -24,9 +24,11 @@ MAX_COPIES = 64
 def results_of(
     function: Callable[..., Any], case: Case, arguments: Arguments
 ) -> list[torch.Tensor]:
-    """Return everything a call computes: its results and the arguments it changed."""
+    """Return everything a call computes: its results, of several those that are not None, and the
+    arguments it changed."""
     returned = function(**arguments)
-    tensors = [] if returned is None else [returned]
+    several = returned if isinstance(returned, tuple) else (returned,)
+    tensors = [one for one in several if one is not None]
     return tensors + [arguments[name] for name in case.mutates]
 
 
