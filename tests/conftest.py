@@ -194,12 +194,12 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="module", autouse=True)
 def module_ends_its_engines() -> Iterator[None]:
     """Fail a module that leaves an engine or another process of dovetail to the next one."""
-    from support.orphans import own_children, survivors
+    from support.orphans import command_of, own_children, survivors
 
     before = set(own_children())
     yield
     left = survivors(set(own_children()) - before, 2.0)
-    names = [" ".join(child.cmdline()) for child in left]
+    names = [" ".join(command_of(child)) for child in left]
     assert not [name for name in names if "dovetail." in name], names
 
 

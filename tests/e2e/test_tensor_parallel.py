@@ -160,7 +160,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "quantized": (
         "LlamaForCausalLM",
         {"hidden_size": 128, "intermediate_size": 256},
-        {"quantization": "int4", "kv_cache_dtype": "bfloat16"},
+        {"quantization": "int4-plain", "kv_cache_dtype": "bfloat16"},
     ),
     # Heads with their states on two ranks, the norm over all of them; swapped in the middle.
     "states": (

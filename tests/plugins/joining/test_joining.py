@@ -44,7 +44,7 @@ from dovetail_plugins.joining.headless import HeadlessEngines
 from dovetail_plugins.joining.join import join_engines
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import connections_of, loggers_of
-from support.orphans import own_children, survivors
+from support.orphans import command_of, own_children, survivors
 
 SECRET = b"a secret of the tests"
 LIMIT_S = 30.0
@@ -177,7 +177,7 @@ async def whole(engine: AsyncEngine, prompt: Any = "prompt", **fields: Any) -> s
 
 def children() -> list[psutil.Process]:
     found = own_children(recursive=True)
-    return [child for child in found if "dovetail.engine.process" in child.cmdline()]
+    return [child for child in found if "dovetail.engine.process" in command_of(child)]
 
 
 def test_engines_of_three_machines_answer_as_one_and_leave_in_order(meeting: Meeting) -> None:

@@ -173,7 +173,7 @@ def test_experts_share_what_is_known_of_their_inputs(text: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "missing.txt.*cannot be read"), (b"\xff\xfe\xfa" * 9, "cannot be read"),
-     (b"short", "too few to calibrate with")],
+     (b"short", "of text are too few")],
 )  # fmt: skip
 def test_a_text_that_is_no_use_is_refused(
     content: bytes | None, message: str, llama: Path, tmp_path: Path

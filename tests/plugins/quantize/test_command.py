@@ -52,7 +52,7 @@ def quantize(source: Path, out: Path, method: str, *words: str) -> int:
         ("int8", ["--group", "32"], "--group: int8 has no groups"),
         ("int9", [], "nearest: int8"),
         ("gptq", ["--calibration", "/nowhere.txt"], "--calibration /nowhere.txt: cannot be read"),
-        ("awq", ["--calibration", "SHORT"], "too few to calibrate with"),
+        ("awq", ["--calibration", "SHORT"], "of text are too few"),
         ("gptq", ["--plugin-options.quantizer.bits", "5"], "5 is not a valid choice"),
         ("int8", ["--plugin-options.quantizer.rows", "5"], "rows"),
         ("int8", ["--quantization", "int4"], "quantized already"),
