@@ -12,6 +12,7 @@ import psutil
 from dovetail.processes.process import child_environment
 
 WARM = "support.warm_children"
+TRACKER = "from multiprocessing.resource_tracker import "
 
 
 def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
@@ -41,10 +42,14 @@ def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """Return the children of this process that a test has started; those of `warm_children` stay
-    as long as this process."""
+    """Return the children of this process that a test has started; those of `warm_children`, and
+    what `multiprocessing` starts for itself, stay as long as this process."""
     found = psutil.Process().children(recursive=recursive)
-    return [child for child in found if WARM not in command_of(child)]
+    return [child for child in found if not _stays(command_of(child))]
+
+
+def _stays(words: list[str]) -> bool:
+    return WARM in words or any(word.startswith(TRACKER) for word in words)
 
 
 def command_of(process: psutil.Process) -> list[str]:
