@@ -169,7 +169,7 @@ def _shrink(text: Any) -> None:
     text.vocab_size, text.pad_token_id = 8, None
     if getattr(text, "num_kv_shared_layers", 0):
         text.num_kv_shared_layers = 0
-    if hasattr(text, "vocab_size_per_layer_input"):
+    if getattr(text, "vocab_size_per_layer_input", None):
         text.vocab_size_per_layer_input = 8
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]

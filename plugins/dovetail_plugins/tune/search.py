@@ -195,8 +195,8 @@ class Search:
         """Return the settings that bound length and cache, without those that the user gave."""
         given, model, kv_dtype = self.config.is_given, spec.run.model, spec.run.kv_dtype
         needed = self.flags.prompt_tokens + self.flags.answer_tokens
-        asked = self.flags.context or self._usual_context(spec)
-        length = min(max(needed, asked), spec.run.max_model_tokens)
+        context = self.flags.context or self._usual_context(spec)
+        length = min(max(needed, context), spec.run.max_model_tokens)
         room: dict[str, Any] = {}
         if not given("max_model_len"):
             room["max_model_len"] = length

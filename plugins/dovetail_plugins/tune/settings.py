@@ -69,7 +69,7 @@ class TuneFlags:
         ("ngram",),
         kind="drafter",
         metavar="NAME",
-        help="drafters to try that need no model of their own, for latency",
+        help="drafters without a model to try, for latency",
     )
 
 

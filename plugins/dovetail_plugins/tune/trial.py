@@ -1,4 +1,4 @@
-"""Trial: an engine with some settings, in a process of its own, and what is measured of it."""
+"""Trial: an engine with some settings, in its own process, and what is measured of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psutil
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.json_values import json_struct
 from dovetail.processes import process
 from dovetail_plugins.tune.messages import (
     Answer,
@@ -88,7 +89,7 @@ class Trial:
         try:
             self.child.channel.sendall(msgspec.json.encode(ask) + b"\n")
         except OSError as error:
-            raise self._gone() from error
+            raise self._ended() from error
         return self._reply(kind)
 
     def _reply(self, kind: type[_Kind]) -> _Kind:
@@ -97,12 +98,12 @@ class Trial:
         except OSError as error:
             raise TrialError(f"no answer within {LOAD_LIMIT_S:.0f} s") from error
         if not line:
-            raise self._gone()
-        reply = msgspec.json.decode(line, type=Reply)
+            raise self._ended()
+        reply = json_struct(line, Reply)
         if isinstance(reply, Failed):
             raise TrialError(reply.reason)
         assert isinstance(reply, kind)
         return reply
 
-    def _gone(self) -> TrialError:
+    def _ended(self) -> TrialError:
         return TrialError(f"the process ended with status {self.child.wait(END_GRACE_S)}")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import DovetailError
+from dovetail.json_values import json_struct
 from dovetail.processes import process
 from dovetail_plugins.tune.messages import (
     Answer,
@@ -47,11 +48,11 @@ def _serve(channel: socket.socket, boot: Boot) -> None:
 
     with LLM.from_spec(boot.spec) as llm, channel.makefile("rb") as lines:
         if llm.spec.run.pooling is not None:
-            raise DovetailError("the model makes vectors or classes; tune measures answers")
+            raise DovetailError("the model makes vectors or classes; tune measures answers.")
         trial = Trial(llm)
         _send(channel, Loaded())
         for line in lines:
-            _send(channel, trial.reply(msgspec.json.decode(line, type=Ask)))
+            _send(channel, trial.reply(json_struct(line, Ask)))
 
 
 def _send(channel: socket.socket, reply: Reply) -> None:
