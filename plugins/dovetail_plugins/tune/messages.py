@@ -1,20 +1,12 @@
 """The messages between `dovetail tune` and the process of a trial: lines of JSON.
 
-The boot message is a Boot. The process answers it with Loaded, then each Ask with its answer, or
-with Failed, after which it ends.
+The boot message is the EngineSpec. The process answers it with Loaded, then each Ask with its
+answer, or with Failed, after which it ends.
 """
 
 from __future__ import annotations
 
 import msgspec
-
-from dovetail.interfaces.data.spec import EngineSpec
-
-
-class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine of a trial."""
-
-    spec: EngineSpec
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -58,14 +50,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How long the answers took; `prompt_s` until each had its first token."""
+    """How long the answers took together."""
 
     total_s: float
-    prompt_s: float
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     reason: str
 

@@ -75,9 +75,10 @@ class Search:
         """Search until all is tried or the time is over. Raises: DovetailError if the engine does
         not load as it is. Mutates: self"""
         end_s = time.monotonic() + 60 * self.flags.minutes
+        spec = self.spec({})
         try:
-            self._begin()
-            for axis in axes_of(self.config, self.spec({}), self.flags):
+            self._begin(spec)
+            for axis in axes_of(self.config, spec, self.flags):
                 for fields in axis.candidates():
                     if time.monotonic() > end_s:
                         self.untried.append(fields)
@@ -86,9 +87,8 @@ class Search:
         finally:
             self._end_best()
 
-    def _begin(self) -> None:
+    def _begin(self, spec: EngineSpec) -> None:
         """Take the texts and the figures of the engine as it is. Mutates: self"""
-        spec = self.spec({})
         self._check_lengths(spec)
         self._trial = trial = Trial.start(spec)
         text_tokens = min(TEXT_TOKENS, spec.run.max_model_tokens - 1)

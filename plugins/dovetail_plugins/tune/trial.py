@@ -17,7 +17,6 @@ from dovetail_plugins.tune.messages import (
     Answer,
     Answered,
     Ask,
-    Boot,
     Failed,
     Judge,
     Judged,
@@ -47,8 +46,7 @@ class Trial:
     @classmethod
     def start(cls, spec: EngineSpec) -> Self:
         """Load an engine. Raises: TrialError"""
-        boot = Boot(spec=spec)
-        child = process.spawn("dovetail_plugins.tune.trial_child", boot, has_channel=True)
+        child = process.spawn("dovetail_plugins.tune.trial_child", spec, has_channel=True)
         assert child.channel is not None
         child.channel.settimeout(LOAD_LIMIT_S)
         trial = cls(child=child, lines=child.channel.makefile("rb"))

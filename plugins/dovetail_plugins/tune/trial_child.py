@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import DovetailError
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.json_values import json_struct
 from dovetail.processes import process
 from dovetail_plugins.tune.messages import (
     Answer,
     Answered,
     Ask,
-    Boot,
     Failed,
     Judge,
     Judged,
@@ -35,18 +35,18 @@ def main() -> int:
     """Load the engine and answer; return the exit status."""
     channel = process.open_channel()
     try:
-        _serve(channel, process.read_boot(Boot))
+        _serve(channel, process.read_boot(EngineSpec))
     except DovetailError as error:
         _send(channel, Failed(reason=str(error)))
         return 1
     return 0
 
 
-def _serve(channel: socket.socket, boot: Boot) -> None:
+def _serve(channel: socket.socket, spec: EngineSpec) -> None:
     """Answer until the channel ends. Raises: DovetailError"""
     from dovetail.llm.llm import LLM
 
-    with LLM.from_spec(boot.spec) as llm, channel.makefile("rb") as lines:
+    with LLM.from_spec(spec) as llm, channel.makefile("rb") as lines:
         if llm.spec.run.pooling is not None:
             raise DovetailError("the model makes vectors or classes; tune measures answers.")
         trial = Trial(llm)
@@ -125,11 +125,8 @@ class Trial:
             for number, prompt in enumerate(ask.prompts)
         ]
         start_s = time.perf_counter()
-        results = _whole(self._llm.generate(prompts, params, use_tqdm=False))
-        total_s = time.perf_counter() - start_s
-        arrival_s = min(one.metrics.arrival_s for one in results)
-        first_s = max(one.metrics.first_token_s for one in results)
-        return Answered(total_s=total_s, prompt_s=first_s - arrival_s)
+        _whole(self._llm.generate(prompts, params, use_tqdm=False))
+        return Answered(total_s=time.perf_counter() - start_s)
 
 
 def _whole(results: list[Any]) -> list[Any]:

@@ -44,7 +44,7 @@ class FakeTrial:
     def answer(self, prompts: list[list[int]], answer_tokens: int) -> Answered:
         assert self.is_running
         seconds = self.seconds(self.spec) * len(prompts)
-        return Answered(total_s=seconds, prompt_s=seconds / 2)
+        return Answered(total_s=seconds)
 
     def memory_bytes(self) -> int:
         assert self.is_running
