@@ -61,14 +61,23 @@ def models(store: Path) -> Iterator[StoredModel]:
 
 
 def find(store: Path, name: str) -> StoredModel | None:
-    """Return the model of this name, or None. Tag, namespace and host may be left out."""
+    """Return the model of this name, or None."""
+    manifest = manifest_of(store, name)
+    if manifest is None:
+        return None
+    return _stored(store, manifest, _name(manifest.relative_to(store / "manifests").parts))
+
+
+def manifest_of(store: Path, name: str) -> Path | None:
+    """Return the manifest of a model, None if there is none. Tag, namespace and host may be left
+    out."""
     bare, _, tag = name.partition(":")
     parts = bare.split("/")
     if not all(parts) or ".." in parts or "/" in tag or tag == ".." or len(parts) > 3:
         return None
     place = [*(HOST, NAMESPACE)[: 3 - len(parts)], *parts, tag or TAG]
     manifest = (store / "manifests").joinpath(*place)
-    return _stored(store, manifest, _name(tuple(place))) if manifest.is_file() else None
+    return manifest if manifest.is_file() else None
 
 
 def _name(place: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.model_store import StoredModel
 from dovetail.json_values import InvalidJson, json_value
-from dovetail_plugins.model_stores.ollama import HOST, NAMESPACE, TAG, Ollama, store_folder
+from dovetail_plugins.model_stores.ollama import Ollama, manifest_of, store_folder
 from dovetail_plugins.modelfile.creation import of_request
 from dovetail_plugins.modelfile.model import Modelfile
 
@@ -31,14 +31,7 @@ log = logging.getLogger(__name__)
 def find_manifest(name: str, store: Path | None = None) -> Path | None:
     """Return the manifest of a model by its name in Ollama, None if there is none."""
     folder = store or store_folder()
-    bare, _, tag = name.partition(":")
-    parts = bare.split("/")
-    is_name = all(parts) and len(parts) <= 3 and ".." not in (*parts, tag) and "/" not in tag
-    if folder is None or not is_name:
-        return None
-    place = [*(HOST, NAMESPACE)[: 3 - len(parts)], *parts, tag or TAG]
-    manifest = (folder / "manifests").joinpath(*place)
-    return manifest if manifest.is_file() else None
+    return None if folder is None else manifest_of(folder, name)
 
 
 def own_modelfile(model: StoredModel) -> Modelfile | None:

@@ -6,6 +6,7 @@ Its /rerank is answered by the family `scores`, which recognizes it by the field
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ from dovetail_plugins.apis.tei.protocol import (
 )
 
 FIELD = "inputs"
+DENSE = VectorFormat().written
 ROOT_PATHS = {"embedding": "/embed", "classifier": "/predict", "reranker": "/rerank"}
 """Type of the model -> the path that answers POST /."""
 
@@ -66,12 +68,7 @@ async def embed_sparse(body: EmbedSparseRequest, request: Request, server: Serve
             where=FIELD,
             fix="send this to /embed, or serve a SPLADE checkpoint.",
         )
-    ignored = server.fields.check(body)
-    fields = InputFields(input=body.inputs, prompt_name=body.prompt_name, **_cut(body))
-    params = PoolingParams(task=EMBED)
-    job, _ = await input_job(server, server.text, fields, request, params, field=FIELD)
-    answers = await answered(server, job, lambda output: _weights(array_of(output)))
-    return raw_reply(answers.items, ignored)
+    return await _embedded(server, body, request, PoolingParams(task=EMBED), _weights)
 
 
 def _weights(vector: np.ndarray) -> list[dict[str, Any]]:
@@ -81,12 +78,15 @@ def _weights(vector: np.ndarray) -> list[dict[str, Any]]:
 
 
 async def _embedded(
-    server: App, body: EmbedRequest, request: Request, params: PoolingParams
+    server: App,
+    body: EmbedRequest | EmbedSparseRequest,
+    request: Request,
+    params: PoolingParams,
+    written: Callable[[np.ndarray], Any] = DENSE,
 ) -> Any:
     ignored = server.fields.check(body)
     fields = InputFields(input=body.inputs, prompt_name=body.prompt_name, **_cut(body))
     job, _ = await input_job(server, server.text, fields, request, params, field=FIELD)
-    written = VectorFormat().written
     answers = await answered(server, job, lambda output: written(array_of(output)))
     return raw_reply(answers.items, ignored)
 
