@@ -40,6 +40,17 @@ def test_marked(size: int, isa: str) -> None:
     assert isa and size >= 0
 
 
+@pytest.mark.sampled(every=4)
+@pytest.mark.parametrize("number", range(9))
+def test_of_one_kind(number: int) -> None:
+    assert number >= 0
+
+
+@pytest.mark.full_only
+def test_of_the_full_run() -> None:
+    assert samples.IS_FULL
+
+
 def test_what_a_run_leaves_out(request: pytest.FixtureRequest) -> None:
     found = [item for item in request.session.items if item.name.startswith("test_marked[")]
     if not found:
@@ -48,3 +59,7 @@ def test_what_a_run_leaves_out(request: pytest.FixtureRequest) -> None:
     parts = [item.name.removesuffix("]").partition("[")[2].split("-") for item in found]
     assert {size for size, _ in parts} == set("01234")
     assert {isa for _, isa in parts} == {"avx2", "avx512"}
+    names = {item.name for item in request.session.items if item.path == request.path}
+    assert ("test_of_the_full_run" in names) == samples.IS_FULL
+    some = {f"test_of_one_kind[{i}]" for i in (range(9) if samples.IS_FULL else (0, 4, 8))}
+    assert {name for name in names if name.startswith("test_of_one_kind[")} == some

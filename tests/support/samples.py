@@ -3,7 +3,10 @@
 A test marked `sampled` has several parameters, and more combinations than a run needs. The sample
 has every pair of values of two parameters that occurs in any combination, as pairwise testing has
 (Cohen et al., The AETG system, 1997); with `sampled(1)` it has every value, each about as often.
-It is the same in every run. A combination that once failed is a test of its own, outside the list.
+With `sampled(every=4)` it is every fourth case: of a long list whose cases are of one kind. It is
+the same in every run. A combination that once failed is a test of its own, outside the list.
+
+A test marked `full_only` costs much and tells little that others do not: `make test-full` runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from itertools import combinations
 import pytest
 
 IS_FULL = os.environ.get("TESTS") == "full"
-MARK, FEW = "sampled", "few_isa"
+MARK, FEW, FULL_ONLY = "sampled", "few_isa", "full_only"
 Combination = Mapping[str, int]
 """A number for the value of each parameter."""
 
@@ -47,14 +50,22 @@ def sample(cases: Sequence[Combination], strength: int = 2) -> list[int]:
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests that this run leaves out."""
-    left: list[pytest.Item] = []
-    for cases in () if IS_FULL else _marked(items, MARK):
+    if IS_FULL:
+        return []
+    left = [item for item in items if item.get_closest_marker(FULL_ONLY)]
+    for cases in _marked(items, MARK):
         mark = cases[0].get_closest_marker(MARK)
         assert mark is not None
-        values = [{k: id(v) for k, v in case.callspec.params.items()} for case in cases]
-        chosen = set(sample(values, *mark.args))
+        chosen = set(_chosen(cases, *mark.args, **mark.kwargs))
         left += [case for number, case in enumerate(cases) if number not in chosen]
     return left
+
+
+def _chosen(cases: Sequence[pytest.Function], strength: int = 2, every: int = 1) -> Sequence[int]:
+    """Return the numbers of the cases that a run tries."""
+    if every > 1:
+        return range(0, len(cases), every)
+    return sample([{k: id(v) for k, v in c.callspec.params.items()} for c in cases], strength)
 
 
 def left_out_of_every(number: int, items: Sequence[pytest.Item]) -> list[pytest.Item]:
