@@ -40,6 +40,7 @@ OP_NAMES = (
     "product",
     "token_mask",
     "bit_fields",
+    "k_scales",
     "checksum",
     "group_fit",
     "sample",

@@ -357,6 +357,37 @@ template <class Rows> int pack(const PackArgs& args, const Rows& from) {
   return status;
 }
 
+// Transposes eight rows of eight bytes: row i of the result has byte i of each. Source: Warren,
+// Hacker's Delight, 7-3, with bytes in place of bits.
+void transpose_bytes(uint64_t rows[8]) {
+  constexpr uint64_t kMasks[] = {0x00000000FFFFFFFF, 0x0000FFFF0000FFFF, 0x00FF00FF00FF00FF};
+  for (int half = 4, round = 0; half; half /= 2, ++round)
+    for (int i = 0; i < 8; ++i) {
+      if (i & half) continue;
+      const uint64_t exchanged = (rows[i] >> 8 * half ^ rows[i + half]) & kMasks[round];
+      rows[i] ^= exchanged << 8 * half;
+      rows[i + half] ^= exchanged;
+    }
+}
+
+// Codes that lie row by row, of a whole number of eights.
+void spread_codes(const SpreadArgs& args, int64_t panel) {
+  uint8_t* to = static_cast<uint8_t*>(args.to) + panel * args.groups * kPanel;
+  const uint8_t* columns[kPanel];
+  for (int i = 0; i < kPanel; ++i) {
+    const int64_t row = source_row(panel, i, args.out_size, args.is_gated);
+    columns[i] = row < 0 ? nullptr : static_cast<const uint8_t*>(args.from) + row * args.row_bytes;
+  }
+  for (int64_t group = 0; group < args.groups; group += 8)
+    for (int first = 0; first < kPanel; first += 8) {
+      uint64_t rows[8] = {};
+      for (int i = 0; i < 8; ++i)
+        if (const uint8_t* column = columns[first + i]) memcpy(rows + i, column + group, 8);
+      transpose_bytes(rows);
+      for (int i = 0; i < 8; ++i) memcpy(to + (group + i) * kPanel + first, rows + i, 8);
+    }
+}
+
 // A cache line of every row at a time, as in pack_panel.
 template <class T> void spread_panel(const SpreadArgs& args, int64_t panel) {
   T* to = static_cast<T*>(args.to) + panel * args.groups * kPanel;
@@ -382,7 +413,9 @@ DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args
 
 // Numbers of every output and group in the order of the panels: [panels, groups, kPanel], zeros for padding.
 DT_KERNEL(gemm_spread, SpreadArgs) {
+  const bool is_whole = args.number_bytes == 1 && args.group_bytes == 1 && args.groups % 8 == 0;
   parallel(num_panels(args.out_size, args.is_gated), [&](int64_t panel) {
+    if (is_whole) return spread_codes(args, panel);
     switch (args.number_bytes) {
       case 1: return spread_panel<uint8_t>(args, panel);
       case 2: return spread_panel<uint16_t>(args, panel);

@@ -33,13 +33,13 @@ def sources(outputs: int, columns: int, *, is_gated: bool) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [64, 70, 6])
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("groups", [None, 3, 130])
+@pytest.mark.parametrize(("groups", "step"), [(None, 1), (3, 2), (130, 2), (136, 2), (136, 1)])
 def test_scales_lie_by_panels(
-    dtype: torch.dtype, outputs: int, is_gated: bool, groups: int | None
+    dtype: torch.dtype, outputs: int, is_gated: bool, groups: int | None, step: int
 ) -> None:
-    size = (outputs,) if groups is None else (outputs, 2 * groups)
+    size = (outputs,) if groups is None else (outputs, step * groups)
     numbers = torch.randint(-100, 100, size).float().to(dtype)
-    numbers = numbers if groups is None else numbers[:, ::2]  # a view with gaps
+    numbers = numbers if groups is None else numbers[:, ::step]  # a view, with gaps by step 2
     native = needed_library()
     columns = native.panel_outputs()
     found = _spread(numbers, _panels(outputs, columns, is_gated), is_gated, native)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_kernels import bit_fields
+from dovetail_kernels import bit_fields, k_scales
 from dovetail_kernels.bit_fields.reference import Plane
 from dovetail_plugins.gguf.blocks.fields import fields, stored_halves, words
 from dovetail_plugins.gguf.blocks.types import BY_NAME
@@ -115,22 +115,14 @@ def _q3_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"codes": codes.view(torch.int8) - 32, "steps": stored_halves(raw, 108)}
 
 
-_SIX, _FOUR, _TWO = (byte * 0x01010101 for byte in (0x3F, 0x0F, 0x30))
-"""Masks of each of four bytes."""
-
-
 def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the scales of a block that begins with two steps and twelve bytes of codes in six
-    bits, which are taken four at a time."""
-    head = _bytes(raw, 0, 16)
-    scales, offsets, rest = head.view(torch.int32)[:, 1:].t().contiguous()
-    codes = torch.stack([scales & _SIX, rest & _FOUR | scales >> 2 & _TWO], dim=1)
-    offset_codes = torch.stack([offsets & _SIX, rest >> 4 & _FOUR | offsets >> 2 & _TWO], dim=1)
+    """Return the scales of a block that begins with two steps and codes in six bits."""
+    codes, steps, offset_codes, offset_steps = k_scales.OP.pick("cpu", torch.uint8)(blocks=raw)
     return {
-        "codes": codes.view(torch.int8),
-        "steps": stored_halves(head, 0),
-        "offset_codes": offset_codes.view(torch.int8),
-        "offset_steps": -stored_halves(head, 2),
+        "codes": codes,
+        "steps": steps,
+        "offset_codes": offset_codes,
+        "offset_steps": offset_steps,
     }
 
 
