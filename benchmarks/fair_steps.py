@@ -31,7 +31,7 @@ WARM_S = 1.0
 
 @dataclass(kw_only=True)
 class Case:
-    """An engine with its load. Seconds are of its own clock."""
+    """An engine with its load, and a clock that the simulation moves."""
 
     core: Any
     crowd: int

@@ -1,10 +1,11 @@
-"""What methods that quantize while loading cost: loading, decoding and memory, beside each other.
+"""What methods that quantize while loading cost: loading, decoding and memory, side by side.
 
     python -m benchmarks.while_loading MODEL [--methods int4-plain,int4] [--rounds 5] [--threads 1]
 
 Seconds are of processor time. A round loads the model with each method, the first one named first
-in every other round, and then takes `--new` tokens from both in turns; the ratio beside a figure is
-the median of the rounds' ratios to the first method's, so what else the machine does cancels out.
+in every other round, and then takes `--new` tokens from both in turns; the ratio after a
+figure is the median over the rounds of its ratio to the first method's, so other load on the
+machine cancels out.
 Bits are those of the memory of layers that are multiplied, scales included.
 """
 

@@ -1,4 +1,4 @@
-"""What each test costs: the processor time of its process and of all that it started.
+"""What each test costs: the processor time of its process and of all processes that it started.
 
 `pytest --processor-time FILE` writes a line for each test, and `python -m support.processor_time
 FILE` (with `tests` on the PYTHONPATH) lists where the time went, by folder and by file. Wall time
@@ -19,8 +19,8 @@ import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
 UTIME, CSTIME = 11, 15
-"""Fields of /proc/PID/stat after the name: the first and the end of the four times, of a process
-and of its children that have ended."""
+"""The range of fields of /proc/PID/stat, counted after the name, that hold a process's user and
+system time and those of its children that have ended."""
 PARTS = ("setup", "call", "teardown")
 LISTED = 60
 
