@@ -51,6 +51,22 @@ class Own:
 _SQUARE = {"height": 56, "width": 56}
 _SPATIAL = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 _SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
+_GLM = Own(
+    config={
+        "text_config": {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rope_parameters": {**_SPATIAL, "partial_rotary_factor": 0.5},
+        },
+        "vision_config": {"hidden_size": 16, "num_heads": 2},
+    },
+    words={
+        "image_token": "<|image|>",
+        "video_token": "<|video|>",
+        "image_start_token": "<|begin_of_image|>",
+        "image_end_token": "<|end_of_image|>",
+    },
+)
 _WHISPER = Own(
     config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
 )
@@ -82,9 +98,17 @@ OWN: dict[str, Own] = {
         config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
     ),
     "exaone4_5": _WINDOWED,
-    "glm4v": Own(config=_SPATIAL_TEXT),
+    **dict.fromkeys(("glm4v", "glm46v"), _GLM),
+    "lighton_ocr": Own(
+        words={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
+        pictures={"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
+        config={"vision_config": {"image_size": 112}},
+    ),
     "glm4v_moe": Own(config=_SPATIAL_TEXT),
-    "glm46v": Own(config=_SPATIAL_TEXT),
     "paddleocr_vl": Own(config=_SPATIAL_TEXT),
     "got_ocr2": Own(
         pictures={"size": {"height": 1024, "width": 1024}},
@@ -114,7 +138,15 @@ OWN: dict[str, Own] = {
         ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
         Own(config={"vision_config": {"patch_size": 14}, "insert_layer_id": 0}),
     ),
-    "lfm2_vl": Own(config={"vision_config": {"patch_size": 16}}),
+    "lfm2_vl": Own(
+        config={"vision_config": {"patch_size": 16, "vision_use_head": False}},
+        words={
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+    ),
     **dict.fromkeys(
         ("qwen3_5", "qwen3_5_moe", "qwen4_exp"),
         Own(

@@ -64,6 +64,8 @@ class TransformersMedia(OneByOne, TransformersBacked):
         trunk = [
             (start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")
         ]
+        own = [name for name, _ in self.trunk.named_children() if name not in self.encoder._modules]
+        trunk += [(f"model.{name}.", f"trunk.{name}.") for name in own]  # as if it were alone
         plain = (*head, *trunk, *self._names)
         stored = {old: renamed(new, plain) for old, new in self._starts.items()}
         places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))

@@ -1,0 +1,100 @@
+"""Projectors of 2025 and 2026 as llama.cpp's converters write them. Shares nothing with the reader.
+
+Source: https://github.com/ggml-org/llama.cpp/tree/master/conversion
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from support.gguf_files import Array
+from support.gguf_kinds import Kind, Tensors
+
+Json = dict[str, Any]
+STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.")
+"""Starts of the names of tensors of projectors."""
+
+
+def _again(writer: Any, name: str, value: int) -> None:
+    """Add a setting that has a usual value already."""
+    writer.kv_data[0].pop(f"clip.vision.{name}")
+    getattr(writer, f"add_vision_{name}")(value)
+
+
+def _lfm2(config: Json, name: str, values: Array) -> Tensors:
+    if "patch_embedding.weight" in name:
+        size = config["vision_config"]["patch_size"]
+        values = values.reshape(len(values), size, size, 3).transpose(0, 3, 1, 2)
+    name = name.removeprefix("model.")
+    yield name.replace("vision_tower.", "vision_tower.vision_model."), values
+
+
+def _lfm2_keys(writer: Any, config: Json, processor: Json) -> None:
+    _again(writer, "image_size", 256)
+    writer.add_vision_projector_scale_factor(config["downsample_factor"])
+    writer.add_vision_use_gelu(True)
+
+
+def _glm4v(config: Json, name: str, values: Array) -> Tensors:
+    name = name.removeprefix("model.")
+    if name == "visual.patch_embed.proj.weight":
+        yield "v.patch_embd.weight", values[:, :, 0]
+        yield "v.patch_embd.weight.1", values[:, :, 1]
+    else:
+        yield name, values
+
+
+def _glm4v_keys(writer: Any, config: Json, processor: Json) -> None:
+    writer.add_vision_use_silu(True)
+
+
+def _halves(config: Json, name: str, values: Array) -> Array:
+    """Return rows of queries and keys with the first of all rotated pairs of a head before the
+    second."""
+    if ".q_proj." not in name and ".k_proj." not in name:
+        return values
+    size = config["hidden_size"] // config["num_attention_heads"]
+    turned = int(size * config["rope_parameters"]["partial_rotary_factor"])
+    heads = values.reshape(-1, size, *values.shape[1:])
+    parts = (heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:])
+    return np.concatenate(parts, axis=1).reshape(values.shape)
+
+
+def _lighton(config: Json, name: str, values: Array) -> Tensors:
+    name = name.replace("model.vision_encoder.", "vision_tower.")
+    name = name.replace("model.vision_projection.", "multi_modal_projector.")
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = config["vision_config"]["num_attention_heads"]
+        halves = values.reshape(heads, 2, -1, *values.shape[1:])
+        values = halves.swapaxes(1, 2).reshape(values.shape)
+    yield name, values
+
+
+def _lighton_keys(writer: Any, config: Json, processor: Json) -> None:
+    writer.add_vision_use_silu(True)
+    writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
+
+
+KINDS = {
+    "LightOnOcrForConditionalGeneration": Kind(
+        text="",
+        text_class="Qwen3ForCausalLM",
+        type="lightonocr",
+        keys=_lighton_keys,
+        changes=_lighton,
+    ),
+    "Glm4vForConditionalGeneration": Kind(
+        text="",
+        text_class="Glm4ForCausalLM",
+        type="glm4v",
+        keys=_glm4v_keys,
+        changes=_glm4v,
+        text_changes=_halves,
+    ),
+    "Lfm2VlForConditionalGeneration": Kind(
+        text="", text_class="Lfm2ForCausalLM", type="lfm2", keys=_lfm2_keys, changes=_lfm2
+    ),
+}
+"""Architecture of the checkpoint -> how it is written."""
