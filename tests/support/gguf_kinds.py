@@ -16,7 +16,7 @@ Keys = Callable[[Any, dict[str, Any], dict[str, Any]], None]
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """How a family is written: the text model's class and where its weights are, the projector's
-    type, its further settings, and what is changed in its tensors and in those of the text model."""
+    type, its further settings, what is changed in its tensors, and in those of the text model."""
 
     text: str
     text_class: str

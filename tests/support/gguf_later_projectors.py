@@ -13,7 +13,8 @@ from support.gguf_files import Array
 from support.gguf_kinds import Kind, Tensors
 
 Json = dict[str, Any]
-STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.")
+STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.",
+          "mlp_AR.")  # fmt: skip
 """Starts of the names of tensors of projectors."""
 
 
@@ -77,7 +78,26 @@ def _lighton_keys(writer: Any, config: Json, processor: Json) -> None:
     writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
 
 
+def _paddle(config: Json, name: str, values: Array) -> Tensors:
+    yield name.replace("visual.", "model."), values
+
+
+def _paddle_keys(writer: Any, config: Json, processor: Json) -> None:
+    size = processor["size"]
+    _again(writer, "image_size", int(size["longest_edge"] ** 0.5))
+    writer.add_vision_min_pixels(size["shortest_edge"])
+    writer.add_vision_max_pixels(size["longest_edge"])
+    writer.add_vision_use_gelu(True)
+
+
 KINDS = {
+    "PaddleOCRVLForConditionalGeneration": Kind(
+        text="",
+        text_class="PaddleOCRVLForConditionalGeneration",
+        type="paddleocr",
+        keys=_paddle_keys,
+        changes=_paddle,
+    ),
     "LightOnOcrForConditionalGeneration": Kind(
         text="",
         text_class="Qwen3ForCausalLM",

@@ -109,7 +109,15 @@ OWN: dict[str, Own] = {
         config={"vision_config": {"image_size": 112}},
     ),
     "glm4v_moe": Own(config=_SPATIAL_TEXT),
-    "paddleocr_vl": Own(config=_SPATIAL_TEXT),
+    "paddleocr_vl": Own(
+        config={**_SPATIAL_TEXT, "vision_config": {"image_size": 126}},
+        words={
+            "image_token": "<|IMAGE_PLACEHOLDER|>",
+            "image_start_token": "<|IMAGE_START|>",
+            "image_end_token": "<|IMAGE_END|>",
+        },
+        pictures={"size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}},
+    ),
     "got_ocr2": Own(
         pictures={"size": {"height": 1024, "width": 1024}},
     ),

@@ -44,6 +44,7 @@ FAMILIES = [
 ]
 WHOLES = {
     "Glm4vForConditionalGeneration": "glm4v",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
 }

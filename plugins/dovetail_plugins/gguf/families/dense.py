@@ -379,7 +379,7 @@ def _glm4_names(model: GgufModel) -> FamilyNames | None:
 
 
 def _paired(model: GgufModel, tensor: torch.Tensor) -> torch.Tensor:
-    """Return rows of which those (i, i + half) of the rotated part of every head become neighbors."""
+    """Return rows whose (i, i + half) of the rotated part of every head become neighbors."""
     settings = Settings(model)
     turned = settings.number(".rope.dimension_count")
     heads = tensor.unflatten(0, (-1, common(settings)["head_dim"]))

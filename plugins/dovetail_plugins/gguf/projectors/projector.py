@@ -68,8 +68,8 @@ class Projector:
     both files, without the text model's part; `text`: that part. `width`: the tensor whose size
     along the axis is the text model's hidden size. `processor`: processor_config.json, with the
     tokenizer's names of tokens under "tokens". `part`: vision or audio. Projectors of one `family`
-    may be in one file ("": it is always alone). `is_backed`: transformers' code runs the text model,
-    which takes a token table and a head of plain numbers.
+    may be in one file ("": it is always alone). `is_backed`: transformers' code runs the text
+    model, which takes a token table and a head of plain numbers.
     """
 
     texts: tuple[str, ...]
