@@ -14,7 +14,7 @@ from support.gguf_kinds import Kind, Tensors
 
 Json = dict[str, Any]
 STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.",
-          "mlp_AR.")  # fmt: skip
+          "mlp_AR.", "mm_projector.", "model.mm_projector.")  # fmt: skip
 """Starts of the names of tensors of projectors."""
 
 
@@ -90,7 +90,41 @@ def _paddle_keys(writer: Any, config: Json, processor: Json) -> None:
     writer.add_vision_use_gelu(True)
 
 
+def _kimi(config: Json, name: str, values: Array) -> Tensors:
+    name = name.removeprefix("model.").replace("tower.encoder.patch_embed.", "tower.patch_embed.")
+    for place, word in ((0, "linear_1"), (2, "linear_2")):
+        name = name.replace(f"proj.{place}.", f"proj.{word}.")
+    if ".wqkv." in name:
+        heads = config["vision_config"]["num_attention_heads"]
+        thirds = np.split(values, 3)
+        for place in (0, 1):  # frequency, x or y, part -> x or y, frequency, part
+            one = thirds[place].reshape(heads, -1, 2, 2, *values.shape[1:])
+            thirds[place] = one.swapaxes(1, 2).reshape(thirds[place].shape)
+        values = np.concatenate(thirds)
+    yield name, values
+
+
+def _kimi_keys(writer: Any, config: Json, processor: Json) -> None:
+    vision, patch = config["vision_config"], config["vision_config"]["patch_size"]
+    _again(writer, "image_size", vision["pos_emb_height"] * patch)
+    for side in ("height", "width", "time"):
+        writer.add_uint32(f"vision.pos_emb_{side}", vision[f"pos_emb_{side}"])
+    writer.kv_data[0].pop("clip.vision.attention.layer_norm_epsilon")
+    writer.add_vision_attention_layernorm_eps(config["projection_layer_norm_eps"])
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_projector_scale_factor(vision["merge_kernel_size"][0])
+    writer.add_vision_min_pixels(8 * patch**2)
+    writer.add_vision_max_pixels(processor["max_patches"] * patch**2)
+
+
 KINDS = {
+    "Kimi_K25ForConditionalGeneration": Kind(
+        text="",
+        text_class="DeepseekV3ForCausalLM",
+        type="kimik25",
+        keys=_kimi_keys,
+        changes=_kimi,
+    ),
     "PaddleOCRVLForConditionalGeneration": Kind(
         text="",
         text_class="PaddleOCRVLForConditionalGeneration",

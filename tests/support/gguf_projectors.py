@@ -79,6 +79,7 @@ def _write_text(
         for start in (kind.text, "language_model.", "model.language_model.", "model.text_model."):
             if name.startswith(start) and start:
                 inner = name.removeprefix(start).removeprefix("model.")
+                inner = inner.replace("blocks.", "layers.")  # as transformers writes Kimi K2.5's
                 text[f"model.{inner}" if not inner.startswith("lm_head") else inner] = values
                 break
         else:

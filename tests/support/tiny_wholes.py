@@ -99,6 +99,19 @@ OWN: dict[str, Own] = {
     ),
     "exaone4_5": _WINDOWED,
     **dict.fromkeys(("glm4v", "glm46v"), _GLM),
+    "kimi_k25": Own(
+        config={
+            "text_config": {"num_nextn_predict_layers": 0},
+            "vision_config": {"hidden_size": 16, "num_attention_heads": 2, "pos_emb_height": 8,
+                              "pos_emb_width": 8},
+            "projection_hidden_size": 16,
+        },
+        words={
+            "image_token": "<|media_pad|>",
+            "image_start_token": "<|media_begin|>",
+            "image_end_token": "<|media_end|>",
+        },
+    ),
     "lighton_ocr": Own(
         words={
             "image_token": "<|image_pad|>",

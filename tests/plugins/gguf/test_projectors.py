@@ -45,11 +45,12 @@ FAMILIES = [
 WHOLES = {
     "Glm4vForConditionalGeneration": "glm4v",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
+    "Kimi_K25ForConditionalGeneration": "kimi_k25",
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
 }
 """Families whose small checkpoints have the processor's own settings -> model type."""
-WITH_TORCHVISION = ("lfm2_vl",)
+WITH_TORCHVISION = ("lfm2_vl", "kimi_k25")
 """Types whose pictures only torchvision prepares."""
 WORST = 1e-4
 FLAGS: dict[str, Any] = {

@@ -62,7 +62,8 @@ def targets_of(pair: Pair, projectors: Sequence[Projector]) -> dict[str, Target]
             for name, number, third in _places(names, extent, start):
                 unknown.discard(extent.name)
                 if number is None:
-                    change = _change(names, extent.name, start)
+                    part = extent.name.replace(JOINED, QKV[third or 0])
+                    change = _change(names, extent.name if third is None else part, start)
                     found[name] = Target(extents=(extent,), third=third, change=change)
                 else:
                     parts.setdefault(name, {})[number] = extent
