@@ -14,7 +14,8 @@ from support.gguf_kinds import Kind, Tensors
 
 Json = dict[str, Any]
 STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.",
-          "mlp_AR.", "mm_projector.", "model.mm_projector.")  # fmt: skip
+          "mlp_AR.", "mm_projector.", "model.mm_projector.", "multi_modal_projector.",
+          "audio_tower.")  # fmt: skip
 """Starts of the names of tensors of projectors."""
 
 
@@ -117,7 +118,67 @@ def _kimi_keys(writer: Any, config: Json, processor: Json) -> None:
     writer.add_vision_max_pixels(processor["max_patches"] * patch**2)
 
 
+def _flamingo(config: Json, name: str, values: Array) -> Tensors:
+    if name.startswith("multi_modal_projector"):
+        name = f"audio.{name}"
+    yield name, values[:, None] if name.endswith(("conv1.bias", "conv2.bias")) else values
+
+
+_GLM_ASR = {
+    "o_proj": "out_proj",
+    "input_layernorm": "self_attn_layer_norm",
+    "post_attention_layernorm": "final_layer_norm",
+    "mlp.fc": "fc",
+}
+"""What the checkpoint that llama.cpp reads calls parts of GLM-ASR's blocks."""
+
+
+def _glm_asr(config: Json, name: str, values: Array) -> Tensors:
+    for new, old in _GLM_ASR.items():
+        name = name.replace(f".{new}", f".{old}")
+    if name.startswith("audio_tower.norm."):
+        name = name.replace("audio_tower.norm.", "audio.multi_modal_projector.ln_pre.")
+        if name.endswith("weight"):  # once: what transformers leaves out
+            size, width = config["text_config"]["hidden_size"], len(values)
+            positions = config["audio_config"]["max_position_embeddings"]
+            yield "audio_tower.embed_positions.weight", np.ones((positions, width), np.float32)
+            yield "model.vision.boi", np.ones(size, np.float32)
+            yield "model.vision.eoi", np.ones(size, np.float32)
+    elif ".q_proj." in name or ".k_proj." in name:
+        heads = values.reshape(
+            config["audio_config"]["num_attention_heads"], 2, -1, *values.shape[1:]
+        )
+        turned = heads[:, 0].reshape(len(heads), 2, -1, *values.shape[1:]).swapaxes(1, 2)
+        first = turned.reshape(heads[:, 0].shape)
+        values = np.stack([first, heads[:, 1]], axis=1).reshape(values.shape)
+    yield from _flamingo(config, name, values)
+
+
+def _nothing(writer: Any, config: Json, processor: Json) -> None:
+    """Add no setting."""
+
+
+def _stacked(writer: Any, config: Json, processor: Json) -> None:
+    writer.add_audio_stack_factor(4)
+
+
 KINDS = {
+    "AudioFlamingo3ForConditionalGeneration": Kind(
+        text="",
+        text_class="Qwen2ForCausalLM",
+        type="musicflamingo",
+        keys=_nothing,
+        changes=_flamingo,
+        part="audio",
+    ),
+    "GlmAsrForConditionalGeneration": Kind(
+        text="",
+        text_class="LlamaForCausalLM",
+        type="glma",
+        keys=_stacked,
+        changes=_glm_asr,
+        part="audio",
+    ),
     "Kimi_K25ForConditionalGeneration": Kind(
         text="",
         text_class="DeepseekV3ForCausalLM",

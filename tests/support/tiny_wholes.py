@@ -76,7 +76,10 @@ OWN: dict[str, Own] = {
         config={"vision_config": {"image_size": 490, "patch_size": 14}},
         pictures={"max_image_size": 490},
     ),
-    "audioflamingo3": _WHISPER,
+    "audioflamingo3": Own(
+        config={"audio_config": {"max_source_positions": 50, "num_mel_bins": 16}},
+        sounds={"feature_size": 16, "chunk_length": 1},
+    ),
     "aya_vision": Own(
         config={"vision_config": {"image_size": 56}},
         image_token="<|IMG_PATCH|>",
@@ -102,8 +105,12 @@ OWN: dict[str, Own] = {
     "kimi_k25": Own(
         config={
             "text_config": {"num_nextn_predict_layers": 0},
-            "vision_config": {"hidden_size": 16, "num_attention_heads": 2, "pos_emb_height": 8,
-                              "pos_emb_width": 8},
+            "vision_config": {
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "pos_emb_height": 8,
+                "pos_emb_width": 8,
+            },
             "projection_hidden_size": 16,
         },
         words={
@@ -134,7 +141,18 @@ OWN: dict[str, Own] = {
     "got_ocr2": Own(
         pictures={"size": {"height": 1024, "width": 1024}},
     ),
-    "glmasr": _WHISPER,
+    "glmasr": Own(
+        config={
+            "audio_config": {
+                "hidden_size": 64,
+                "intermediate_size": 256,  # four frames to a vector
+                "num_attention_heads": 4,
+                "max_position_embeddings": 100,
+                "num_mel_bins": 16,
+            }
+        },
+        sounds={"feature_size": 16, "chunk_length": 2},
+    ),
     "musicflamingo": _WHISPER,
     "paligemma": Own(
         config={"vision_config": {"image_size": 56, "patch_size": 14}},

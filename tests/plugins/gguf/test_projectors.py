@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ WHOLES = {
     "Glm4vForConditionalGeneration": "glm4v",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "Kimi_K25ForConditionalGeneration": "kimi_k25",
+    "GlmAsrForConditionalGeneration": "glmasr",
+    "AudioFlamingo3ForConditionalGeneration": "audioflamingo3",
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
 }
@@ -75,12 +78,9 @@ def expected(folder: Path, text: str, kind: str, count: int) -> tuple[list[int],
     import transformers
 
     processor = load_processor(folder, "")
-    auto = (
-        transformers.AutoModelForImageTextToText
-        if kind == "image"
-        else transformers.AutoModelForMultimodalLM
-    )
-    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    made = getattr(transformers, config["architectures"][0])
+    model = made.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     argument = {"image": "images", "audio": "audio"}[kind]
     more = {"sampling_rate": 16000} if kind == "audio" else {}
@@ -115,7 +115,9 @@ def kinds_of(family: str) -> list[str]:
     """Return the kinds of media that a family's projector reads."""
     if family == "Gemma4ForConditionalGeneration":
         return ["image", "audio"]
-    return ["audio" if family in SOUND_FAMILIES else "image"]
+    hears = (*SOUND_FAMILIES, "AudioFlamingo3ForConditionalGeneration",
+             "GlmAsrForConditionalGeneration")  # fmt: skip
+    return ["audio" if family in hears else "image"]
 
 
 def written(folder: Path, family: str) -> Path:

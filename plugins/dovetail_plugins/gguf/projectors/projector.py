@@ -44,6 +44,7 @@ class ProjectorNames:
     of queries, keys and values together, "" if they are apart. `frames`: the kernel of patches is
     stored as one for each frame. `changes`: GGUF's name -> what turns the tensor into the
     checkpoint's. `unused`: layer norms that the file may lack, since no output depends on them.
+    `left_out`: tensors of the file that the checkpoint lacks.
     """
 
     block: Mapping[str, str]
@@ -53,6 +54,7 @@ class ProjectorNames:
     frames: bool = False
     changes: Mapping[str, Change] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def _as_alone(pair: Pair) -> Json:

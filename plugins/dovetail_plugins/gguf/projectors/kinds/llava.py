@@ -124,6 +124,7 @@ def _pixtral_names(pair: Pair, tower: str = _TOWER, projector: str = _PROJECTOR)
             "mm.patch_merger": f"{projector}.patch_merger.merging_layer",
         },
         changes={"attn_q": turned_back, "attn_k": turned_back},
+        left_out=("v.token_embd.img_break",),  # a row of the text model's table once more
     )
 
 
