@@ -26,12 +26,13 @@ def write_pair(
     text_type: TypeOf = lambda name: "F32",
     type_of: TypeOf = lambda name: "F32",
     words: Mapping[str, str] | None = None,
+    rounds: bool = False,
 ) -> None:
     """Write a checkpoint as the files of its text model and of its projector. `words` are other
-    texts of tokens."""
+    texts of tokens. `rounds`: the text model is in float32, after rounding to its types."""
     config = json.loads((source / "config.json").read_text())
     weights = _weights(source)
-    _write_text(source, text_file, config, weights, text_type, words or {})
+    _write_text(source, text_file, config, weights, text_type, words or {}, rounds=rounds)
     write_projector(source, projector_file, type_of)
 
 
@@ -48,6 +49,8 @@ def _write_text(
     weights: dict[str, Array],
     type_of: TypeOf,
     words: Mapping[str, str],
+    *,
+    rounds: bool,
 ) -> None:
     from safetensors.numpy import save_file
 
@@ -87,7 +90,10 @@ def _write_text(
                 text[name] = values
     text = {n: kind.text_changes(part, n, v) for n, v in _experts_apart(text)}
     save_file(text, folder / "model.safetensors", metadata={"format": "pt"})
-    write_gguf(folder, target, type_of, settings=more)
+    meant = write_gguf(folder, target, type_of, settings=more)
+    if rounds:
+        save_file(meant, folder / "model.safetensors", metadata={"format": "pt"})
+        write_gguf(folder, target, settings=more)
 
 
 def _experts_apart(weights: dict[str, Array]) -> Tensors:

@@ -56,6 +56,8 @@ WHOLES = {
 WITH_TORCHVISION = ("lfm2_vl", "kimi_k25")
 """Types whose pictures only torchvision prepares."""
 WORST = 1e-4
+ROUNDED = 0.1
+"""Of products with activations in eight bits."""
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 400,
@@ -73,14 +75,18 @@ def medium(kind: str) -> Any:
     return PIL.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8))
 
 
-def expected(folder: Path, text: str, kind: str, count: int) -> tuple[list[int], torch.Tensor]:
-    """Return transformers' greedy tokens and the log-probabilities of each step."""
+def transformers_model(folder: Path) -> Any:
+    """Return transformers' model of a checkpoint, in float32."""
     import transformers
 
-    processor = load_processor(folder, "")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     made = getattr(transformers, config["architectures"][0])
-    model = made.from_pretrained(folder, dtype=torch.float32).eval()
+    return made.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def expected(folder: Path, text: str, kind: str, count: int) -> tuple[list[int], torch.Tensor]:
+    """Return transformers' greedy tokens and the log-probabilities of each step."""
+    processor, model = load_processor(folder, ""), transformers_model(folder)
     model.generation_config.eos_token_id = None
     argument = {"image": "images", "audio": "audio"}[kind]
     more = {"sampling_rate": 16000} if kind == "audio" else {}
@@ -146,7 +152,6 @@ def test_a_projector_gives_the_logits_of_the_checkpoint(
     with LLM(str(tmp_path / "model-F32.gguf"), **FLAGS) as llm:
         got, rows = answered(llm, text, kind, 6)
     assert got == tokens
-    print("WORST", family, (rows - right).abs().max())
     assert (rows - right).abs().max() < WORST
 
 
@@ -208,6 +213,41 @@ def test_a_quantized_model_and_half_a_projector(tmp_path: Path) -> None:
             sizes.append(sum(t.nbytes for t in (*encoder.parameters(), *encoder.buffers())))
     assert sizes[0] < 0.7 * sizes[1]
     assert (rows[0] - rows[1]).abs().max() < WORST
+
+
+def test_a_quantized_text_model_that_runs_over_transformers(tmp_path: Path) -> None:
+    """Its matrices stay quantized, its token table and head are plain numbers."""
+    family, rows, sizes = "Glm4vForConditionalGeneration", [], []
+    folder = written(tmp_path / "checkpoint", family)
+    place = load_processor(folder, "").image_token
+    for rounds in (False, True):
+        (tmp_path / str(rounds)).mkdir()
+        files = [tmp_path / str(rounds) / name for name in ("model.gguf", "mmproj.gguf")]
+        write_pair(folder, files[0], files[1], text_type=lambda name: "Q8_0", rounds=rounds)
+        with LLM(str(files[0]), **FLAGS) as llm:
+            rows.append(answered(llm, f"look {place} now", "image", 1)[1])
+            trunk: Any = runner_of(llm).model.trunk.layers  # type: ignore[attr-defined]
+            sizes.append(sum(t.nbytes for t in (*trunk.parameters(), *trunk.buffers())))
+    assert sizes[0] < 0.7 * sizes[1]
+    print("ROUNDED", sizes, (rows[0] - rows[1]).abs().max())
+    assert (rows[0] - rows[1]).abs().max() < ROUNDED
+
+
+def test_the_text_model_of_glm_4v_alone(tmp_path: Path) -> None:
+    """Its heads are in another order than those of GLM-4's files."""
+    folder = written(tmp_path / "checkpoint", "Glm4vForConditionalGeneration")
+    write_pair(folder, tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    ids = list(range(40, 70))
+    model = transformers_model(folder)
+    with torch.inference_mode():
+        right = model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=-1)
+    with LLM(str(tmp_path / "model.gguf"), mmproj="", **FLAGS) as llm:
+        (result,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+    (entry,) = result.outputs[0].logprobs or ()
+    row = torch.empty(len(entry.top_ids))
+    row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
+    assert (row - right).abs().max() < WORST
 
 
 def test_a_named_projector_is_used_and_shown(tmp_path: Path) -> None:
