@@ -57,7 +57,7 @@ def _halves(config: Json, name: str, values: Array) -> Array:
     second."""
     if ".q_proj." not in name and ".k_proj." not in name:
         return values
-    size = config["hidden_size"] // config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     turned = int(size * config["rope_parameters"]["partial_rotary_factor"])
     heads = values.reshape(-1, size, *values.shape[1:])
     parts = (heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:])
@@ -162,7 +162,23 @@ def _stacked(writer: Any, config: Json, processor: Json) -> None:
     writer.add_audio_stack_factor(4)
 
 
+_GLM = Kind(
+    text="",
+    text_class="Glm4ForCausalLM",
+    type="glm4v",
+    keys=_glm4v_keys,
+    changes=_glm4v,
+    text_changes=_halves,
+)
 KINDS = {
+    **dict.fromkeys(("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"), _GLM),
+    "Glm4vMoeForConditionalGeneration": Kind(
+        text="",
+        text_class="Glm4MoeForCausalLM",
+        type="glm4v",
+        keys=_glm4v_keys,
+        changes=_glm4v,
+    ),
     "AudioFlamingo3ForConditionalGeneration": Kind(
         text="",
         text_class="Qwen2ForCausalLM",
@@ -199,14 +215,6 @@ KINDS = {
         type="lightonocr",
         keys=_lighton_keys,
         changes=_lighton,
-    ),
-    "Glm4vForConditionalGeneration": Kind(
-        text="",
-        text_class="Glm4ForCausalLM",
-        type="glm4v",
-        keys=_glm4v_keys,
-        changes=_glm4v,
-        text_changes=_halves,
     ),
     "Lfm2VlForConditionalGeneration": Kind(
         text="", text_class="Lfm2ForCausalLM", type="lfm2", keys=_lfm2_keys, changes=_lfm2

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
     images and sounds; `image_token` is the word for a vector, where it is not that for an image,
-    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names."""
+    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names;
+    `like` is the type whose processor it has, "" for its own."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
@@ -46,6 +47,7 @@ class Own:
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
+    like: str = ""
 
 
 _SQUARE = {"height": 56, "width": 56}
@@ -102,6 +104,8 @@ OWN: dict[str, Own] = {
     ),
     "exaone4_5": _WINDOWED,
     **dict.fromkeys(("glm4v", "glm46v"), _GLM),
+    "glm4v_moe": replace(_GLM, like="glm4v"),
+    "glm_ocr": replace(_GLM, like="glm46v"),
     "kimi_k25": Own(
         config={
             "text_config": {"num_nextn_predict_layers": 0},
@@ -128,7 +132,6 @@ OWN: dict[str, Own] = {
         pictures={"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
         config={"vision_config": {"image_size": 112}},
     ),
-    "glm4v_moe": Own(config=_SPATIAL_TEXT),
     "paddleocr_vl": Own(
         config={**_SPATIAL_TEXT, "vision_config": {"image_size": 126}},
         words={
@@ -234,9 +237,9 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
     import transformers
 
     own = OWN.get(model_type, Own())
-    made = _processor_class(model_type)
+    made = _processor_class(own.like or model_type)
     tokenizer = _tokenizer(folder, made, own)
-    processor = _processor(made, model_type, tokenizer, own)
+    processor = _processor(made, own.like or model_type, tokenizer, own)
     config = whole_config(model_type)
     config.architectures = [architecture]
     _fit(config, processor, len(tokenizer), own)
