@@ -15,7 +15,7 @@ from support.gguf_kinds import Kind, Tensors
 Json = dict[str, Any]
 STARTS = ("model.multi_modal_projector.", "model.vision_encoder.", "model.vision_projection.",
           "mlp_AR.", "mm_projector.", "model.mm_projector.", "multi_modal_projector.",
-          "audio_tower.")  # fmt: skip
+          "audio_tower.", "model.aligner.")  # fmt: skip
 """Starts of the names of tensors of projectors."""
 
 
@@ -170,7 +170,22 @@ _GLM = Kind(
     changes=_glm4v,
     text_changes=_halves,
 )
+
+
+def _janus(config: Json, name: str, values: Array) -> Tensors:
+    word, _, leaf = name.removeprefix("model.aligner.").rpartition(".")
+    places = {"fc1": 0, "hidden_layers.0": 1}
+    yield f"mm.{places[word]}.{leaf}" if word in places else name, values
+
+
+def _janus_keys(writer: Any, config: Json, processor: Json) -> None:
+    writer.add_vision_use_gelu(True)
+
+
 KINDS = {
+    "JanusForConditionalGeneration": Kind(
+        text="", text_class="LlamaForCausalLM", type="janus_pro", keys=_janus_keys, changes=_janus
+    ),
     **dict.fromkeys(("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"), _GLM),
     "Glm4vMoeForConditionalGeneration": Kind(
         text="",

@@ -106,6 +106,16 @@ OWN: dict[str, Own] = {
     **dict.fromkeys(("glm4v", "glm46v"), _GLM),
     "glm4v_moe": replace(_GLM, like="glm4v"),
     "glm_ocr": replace(_GLM, like="glm46v"),
+    "janus": Own(
+        config={"vision_config": {"image_size": 64, "num_image_tokens": 16}},
+        processor={"num_image_tokens": 16},
+        pictures={"size": {"height": 64, "width": 64}},
+        words={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+    ),
     "kimi_k25": Own(
         config={
             "text_config": {"num_nextn_predict_layers": 0},

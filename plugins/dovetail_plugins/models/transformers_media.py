@@ -51,6 +51,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
         self._takes, self._starts = whole.takes, whole.starts
         self._is_spatial = whole.is_spatial
+        self._idle = tuple(f"{name}." for name in whole.idle)
         self._dtype = dtype_of(context.model.dtype)
         return whole.built
 
@@ -72,7 +73,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         return WeightMap(
             prefixes=places,
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
-            ignored=IGNORED,
+            ignored=(*IGNORED, *self._idle),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
             conversion=self.conversion,

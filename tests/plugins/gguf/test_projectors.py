@@ -51,6 +51,7 @@ WHOLES = {
     "AudioFlamingo3ForConditionalGeneration": "audioflamingo3",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe",
     "GlmOcrForConditionalGeneration": "glm_ocr",
+    "JanusForConditionalGeneration": "janus",
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
 }
