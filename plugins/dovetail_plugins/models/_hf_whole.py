@@ -40,8 +40,8 @@ from dovetail_plugins.models._towers import exchange
 class SplitModel:
     """A model split into parts. `built` has its text model as the trunk; `encoder` is the rest,
     `takes` the encoder's arguments by kind of media, `starts` the prefixes of names in checkpoints
-    (-> transformers' prefixes), `idle` the parts that no medium goes through, which are left out, and
-    `is_spatial` whether positions have three directions."""
+    (-> transformers' prefixes), `idle` the parts that no medium goes through, which are left
+    out, and `is_spatial` whether positions have three directions."""
 
     built: Built
     encoder: nn.Module

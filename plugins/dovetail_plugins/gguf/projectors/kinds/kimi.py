@@ -92,12 +92,12 @@ def _config(pair: Pair) -> Json:
 
 
 def _processor(pair: Pair) -> Json:
-    patch, most = pair.number("patch_size"), pair.find("image_max_pixels", int)
+    patch, max_pixels = pair.number("patch_size"), pair.find("image_max_pixels", int)
     images = pictures(
         pair,
         "Kimi_K25ImageProcessor",
         size={"max_height": _SIDE, "max_width": _SIDE},
-        max_patches=most // patch**2 if most else _PATCHES,
+        max_patches=max_pixels // patch**2 if max_pixels else _PATCHES,
         patch_size=patch,
         merge_size=_scale(pair),
         resample=3,
