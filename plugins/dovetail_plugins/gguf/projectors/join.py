@@ -32,7 +32,7 @@ def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
     types, stored = float_types(found), whole.get("quantization_config")
     if stored:
         own = _types_in_whole(stored["types"]) if projectors[0].is_backed else stored["types"]
-        whole["quantization_config"] = {**stored, "types": own | types}
+        whole["quantization_config"] = {**stored, "types": {**own, **types}}
     part.pop("architectures", None)
     config, processor = Json(), Json()
     for projector in projectors:

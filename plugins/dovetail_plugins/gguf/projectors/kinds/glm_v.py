@@ -72,9 +72,9 @@ def _merged(pair: Pair) -> int:
 def _config(pair: Pair) -> Json:
     model_type = _type(pair)
     inner = "v.blk.0.ffn_up.weight" if model_type == _OCR else "mm.up.weight"
-    own = [(key, pair.required(text)) for key, text in _AROUND.items()]
-    own += [(key, pair.token_id(text)) for key, text in _AROUND_VIDEO.items()]
-    own += [("image", pair.token(_IMAGE)[0]), ("video", pair.token_id(_VIDEO))]
+    tokens: dict[str, int | None] = {key: pair.required(one) for key, one in _AROUND.items()}
+    tokens |= {key: pair.token_id(one) for key, one in _AROUND_VIDEO.items()}
+    tokens |= {"image": pair.token(_IMAGE)[0], "video": pair.token_id(_VIDEO)}
     return {
         "model_type": model_type,
         "architectures": [_CLASSES[model_type]],
@@ -92,7 +92,7 @@ def _config(pair: Pair) -> Json:
             "hidden_act": activation(pair, "silu"),
             "attention_bias": pair.has("v.blk.0.attn_qkv.bias"),
         },
-        **{f"{key}_token_id": number for key, number in own if number is not None},
+        **{f"{key}_token_id": one for key, one in tokens.items() if one is not None},
     }
 
 
