@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dovetail.config.sections.convert import merge_deep
@@ -129,8 +130,9 @@ OWN: dict[str, Own] = {
         },
         words={
             "image_token": "<|media_pad|>",
-            "image_start_token": "<|media_begin|>",
-            "image_end_token": "<|media_end|>",
+            "video_token": "<|kimi_k25_video_placeholder|>",
+            "vision_start_token": "<|media_begin|>",
+            "vision_end_token": "<|media_end|>",
         },
     ),
     "lighton_ocr": Own(
@@ -226,15 +228,17 @@ OWN: dict[str, Own] = {
 """Model type -> its own settings."""
 
 
-def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
-    """Write config, weights, tokenizer and processor; return the folder.
+def write_whole(
+    folder: str | Path, model_type: str, architecture: str, *, is_bare: bool = False
+) -> Path:
+    """Write config, weights, tokenizer and, if not `is_bare`, processor; return the folder.
 
     Raises: ConfigError where transformers' own classes cannot be made small
     """
     try:
         if architecture in {**MEDIA_FAMILIES, **SOUND_FAMILIES}:
             return write_media_checkpoint(folder, architecture)
-        return _write(Path(folder), model_type, architecture)
+        return _write(Path(folder), model_type, architecture, is_bare=is_bare)
     except Exception as error:  # whatever transformers' own classes raise
         told = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -242,14 +246,16 @@ def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
         ) from error
 
 
-def _write(folder: Path, model_type: str, architecture: str) -> Path:
+def _write(folder: Path, model_type: str, architecture: str, *, is_bare: bool) -> Path:
     import torch
     import transformers
 
     own = OWN.get(model_type, Own())
     made = _processor_class(own.like or model_type)
     tokenizer = _tokenizer(folder, made, own)
-    processor = _processor(made, own.like or model_type, tokenizer, own)
+    processor: Any = SimpleNamespace(tokenizer=tokenizer, **own.words)
+    if not is_bare:
+        processor = _processor(made, own.like or model_type, tokenizer, own)
     config = whole_config(model_type)
     config.architectures = [architecture]
     _fit(config, processor, len(tokenizer), own)
@@ -263,7 +269,8 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
         model = kind(config)
     randomize(model, seed=len(model_type))
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if not is_bare:
+        processor.save_pretrained(folder)
     return folder
 
 

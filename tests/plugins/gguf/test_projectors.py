@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.config import Config
 from dovetail.errors import DovetailError
 from dovetail.interfaces.load_format import Checkpoint
@@ -156,6 +157,32 @@ def test_a_projector_gives_the_logits_of_the_checkpoint(
         got, rows = answered(llm, text, kind, 6)
     assert got == tokens
     assert (rows - right).abs().max() < WORST
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in WHOLES if WHOLES[family] in WITH_TORCHVISION]
+)
+def test_an_encoder_is_read_back_where_nothing_prepares_its_pictures(
+    family: str, tmp_path: Path
+) -> None:
+    """Without torchvision: config and weights are those of the checkpoint."""
+    folder = write_whole(tmp_path / "checkpoint", WHOLES[family], family, is_bare=True)
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_patches": 16384}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    files = (tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    write_pair(folder, *files)
+    right = transformers_model(folder)
+    config, wanted = read_settings(files[0]), right.config.to_dict()
+    for part in (config, config["vision_config"]):
+        known = wanted if part is config else wanted["vision_config"]
+        same = set(known) & set(part) - {"text_config", "vision_config", "image_size", "dtype"}
+        assert {name: part[name] for name in same} == {name: known[name] for name in same}
+    weights = right.state_dict()
+    own = {n for n in weights if not n.startswith(("model.language_model.", "lm_head."))}
+    read = Gguf(Gguf.Options()).tensors(Checkpoint(path=str(files[0])))
+    found = {name: tensor.clone() for name, tensor in read if name in own}
+    assert set(found) == own
+    assert all(torch.equal(found[name].view(weights[name].shape), weights[name]) for name in own)
 
 
 @pytest.mark.parametrize(

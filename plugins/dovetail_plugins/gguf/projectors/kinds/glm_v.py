@@ -1,7 +1,7 @@
 """GLM-4.1V, 4.5V, 4.6V and GLM-OCR: images of any size, a convolution and a gated MLP after them.
 
-Source: Glm4VVisionModel in
-https://github.com/ggml-org/llama.cpp/blob/master/conversion/qwen3vl.py. Imports no torch.
+Source: Glm4VVisionModel in https://github.com/ggml-org/llama.cpp/tree/master/conversion. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IMAGE = "<|image|>"
 _VIDEO = "<|video|>"
 _AROUND = {"image_start": "<|begin_of_image|>", "image_end": "<|end_of_image|>"}
 _AROUND_VIDEO = {"video_start": "<|begin_of_video|>", "video_end": "<|end_of_video|>"}
-_PIXELS = (112 * 112, 28 * 28 * 15000)
+_PIXELS = (112 * 112, 28 * 28 * 12288)
 """The fewest and most pixels of an image, twice, as published: no file says."""
 _TYPES = {"glm4": "glm4v", "glm4moe": "glm4v_moe"}
 """general.architecture of the text model -> model_type of both together."""

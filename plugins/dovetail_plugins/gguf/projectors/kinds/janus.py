@@ -1,7 +1,7 @@
 """Janus Pro: SigLIP's patches, each a vector, before Llama. What it paints with is not in files.
 
-Source: JanusProVisionModel in
-https://github.com/ggml-org/llama.cpp/blob/master/conversion/januspro.py. Imports no torch.
+Source: JanusProVisionModel in https://github.com/ggml-org/llama.cpp/tree/master/conversion. Imports
+no torch.
 """
 
 from __future__ import annotations

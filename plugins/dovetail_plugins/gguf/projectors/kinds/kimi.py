@@ -1,7 +1,7 @@
 """Kimi K2.5: MoonViT's patches of images of any size, four to a vector, before DeepSeek V3.
 
-Source: KimiK25Model in
-https://github.com/ggml-org/llama.cpp/blob/master/conversion/kimivl.py. Imports no torch.
+Source: KimiK25Model in https://github.com/ggml-org/llama.cpp/tree/master/conversion; PermuteForRope
+in core_model_loading.py of transformers 5. Imports no torch.
 """
 
 from __future__ import annotations
