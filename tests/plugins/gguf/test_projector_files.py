@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.multimodal.processors import load_processor, processor_folder
+from dovetail_plugins.gguf.projectors.kinds import projectors
+from dovetail_plugins.gguf.projectors.kinds.llava import DECODERS
 from dovetail_plugins.load_formats.auto import Auto
 from support.gguf_models import loaded
 from support.gguf_projectors import write_pair
@@ -270,6 +273,14 @@ def test_sounds_that_transformers_joins_otherwise_are_refused(tmp_path: Path) ->
     write_pair(source, tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
     with pytest.raises(ConfigError, match="takes 128 numbers, where a block has 256"):
         read_settings(tmp_path / "model.gguf")
+
+
+def test_the_page_lists_every_type() -> None:
+    page = Path(__file__).parents[3] / "docs/how_to/serve_a_gguf_file.md"
+    table = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    listed = {word for line in table for word in re.findall("`([^`]+)`", line)}
+    for name, projector in projectors().items():
+        assert {name, *projector.texts} - set(DECODERS) <= listed
 
 
 def test_a_projector_alone_is_no_model(stored: Any) -> None:
