@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "Qwen2VLForConditionalGeneration": "qwen2vl",
     "Qwen3VLForConditionalGeneration": "qwen3vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr",
     "Phi3ForCausalLM": "phi3",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",

@@ -7,36 +7,15 @@ converters make. Shares nothing with the reader. Needs gguf, safetensors and num
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support import gguf_gemma4, gguf_minicpm_v
+from support import gguf_gemma4, gguf_later_projectors, gguf_minicpm_v
 from support.gguf_files import ARCHITECTURES, Array, TypeOf, quantized, write_gguf
-
-Tensors = Iterator[tuple[str, Array]]
-Keys = Callable[[Any, dict[str, Any], dict[str, Any]], None]
-"""Adds settings, given the writer, config.json and the processor's settings."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """How a family is written: the text model's class and where its weights are, the projector's
-    type, its further settings, and what is changed in its tensors."""
-
-    text: str
-    text_class: str
-    type: str
-    keys: Keys
-    changes: Callable[[dict[str, Any], str, Array], Tensors] = lambda config, name, values: iter(
-        [(name, values)]
-    )
-    part: str = "vision"
-    parts: bool = False
-    """The settings name the type of each of several projectors."""
+from support.gguf_kinds import Kind, Tensors
 
 
 def write_pair(
@@ -47,18 +26,20 @@ def write_pair(
     text_type: TypeOf = lambda name: "F32",
     type_of: TypeOf = lambda name: "F32",
     words: Mapping[str, str] | None = None,
+    rounds: bool = False,
 ) -> None:
     """Write a checkpoint as the files of its text model and of its projector. `words` are other
-    texts of tokens."""
+    texts of tokens. `rounds`: the text model is in float32, after rounding to its types."""
     config = json.loads((source / "config.json").read_text())
     weights = _weights(source)
-    _write_text(source, text_file, config, weights, text_type, words or {})
+    _write_text(source, text_file, config, weights, text_type, words or {}, rounds=rounds)
     write_projector(source, projector_file, type_of)
 
 
 def _kind_of(config: dict[str, Any]) -> Kind:
     is_pixtral = config.get("vision_config", {}).get("model_type") == "pixtral"
-    return PIXTRAL if is_pixtral else KINDS[config["architectures"][0]]
+    known = {**KINDS, **dict.fromkeys(("LlavaForConditionalGeneration",) * is_pixtral, PIXTRAL)}
+    return known[config["architectures"][0]]
 
 
 def _write_text(
@@ -68,6 +49,8 @@ def _write_text(
     weights: dict[str, Array],
     type_of: TypeOf,
     words: Mapping[str, str],
+    *,
+    rounds: bool,
 ) -> None:
     from safetensors.numpy import save_file
 
@@ -99,14 +82,18 @@ def _write_text(
         for start in (kind.text, "language_model.", "model.language_model.", "model.text_model."):
             if name.startswith(start) and start:
                 inner = name.removeprefix(start).removeprefix("model.")
+                inner = inner.replace("blocks.", "layers.")  # as transformers writes Kimi K2.5's
                 text[f"model.{inner}" if not inner.startswith("lm_head") else inner] = values
                 break
         else:
             if name.startswith(("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")):
                 text[name] = values
-    text = dict(_experts_apart(text))
+    text = {n: kind.text_changes(part, n, v) for n, v in _experts_apart(text)}
     save_file(text, folder / "model.safetensors", metadata={"format": "pt"})
-    write_gguf(folder, target, type_of, settings=more)
+    meant = write_gguf(folder, target, type_of, settings=more)
+    if rounds:
+        save_file(meant, folder / "model.safetensors", metadata={"format": "pt"})
+        write_gguf(folder, target, settings=more)
 
 
 def _experts_apart(weights: dict[str, Array]) -> Tensors:
@@ -151,7 +138,7 @@ def write_projector(
     starts = ("vision_tower.", "visual.", "model.visual.", "multi_modal_projector.", "audio_tower.",
               "model.vision_model.", "model.connector.", "image_newline", "model.vision_tower.",
               "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
-              "model.merger.")  # fmt: skip
+              "model.merger.", *gguf_later_projectors.STARTS)  # fmt: skip
     for name, values in weights.items():
         if not name.startswith(starts) or ".head." in name:
             continue
@@ -376,6 +363,7 @@ def _stacks(writer: Any, config: dict[str, Any], processor: dict[str, Any]) -> N
 PIXTRAL = Kind(text="", text_class="LlamaForCausalLM", type="pixtral", keys=_pixtral_keys,
                changes=_pixtral)  # fmt: skip
 KINDS = {
+    **gguf_later_projectors.KINDS,
     "Gemma3ForConditionalGeneration": Kind(
         text="",
         text_class="Gemma3ForCausalLM",

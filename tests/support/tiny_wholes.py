@@ -11,8 +11,9 @@ import inspect
 import itertools
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dovetail.config.sections.convert import merge_deep
@@ -37,7 +38,8 @@ USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
     images and sounds; `image_token` is the word for a vector, where it is not that for an image,
-    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names."""
+    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names;
+    `like` is the type whose processor it has, "" for its own."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
@@ -46,11 +48,28 @@ class Own:
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
+    like: str = ""
 
 
 _SQUARE = {"height": 56, "width": 56}
 _SPATIAL = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 _SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
+_GLM = Own(
+    config={
+        "text_config": {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rope_parameters": {**_SPATIAL, "partial_rotary_factor": 0.5},
+        },
+        "vision_config": {"hidden_size": 16, "num_heads": 2},
+    },
+    words={
+        "image_token": "<|image|>",
+        "video_token": "<|video|>",
+        "image_start_token": "<|begin_of_image|>",
+        "image_end_token": "<|end_of_image|>",
+    },
+)
 _WHISPER = Own(
     config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
 )
@@ -60,7 +79,10 @@ OWN: dict[str, Own] = {
         config={"vision_config": {"image_size": 490, "patch_size": 14}},
         pictures={"max_image_size": 490},
     ),
-    "audioflamingo3": _WHISPER,
+    "audioflamingo3": Own(
+        config={"audio_config": {"max_source_positions": 50, "num_mel_bins": 16}},
+        sounds={"feature_size": 16, "chunk_length": 1},
+    ),
     "aya_vision": Own(
         config={"vision_config": {"image_size": 56}},
         image_token="<|IMG_PATCH|>",
@@ -82,14 +104,70 @@ OWN: dict[str, Own] = {
         config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
     ),
     "exaone4_5": _WINDOWED,
-    "glm4v": Own(config=_SPATIAL_TEXT),
-    "glm4v_moe": Own(config=_SPATIAL_TEXT),
-    "glm46v": Own(config=_SPATIAL_TEXT),
-    "paddleocr_vl": Own(config=_SPATIAL_TEXT),
+    **dict.fromkeys(("glm4v", "glm46v"), _GLM),
+    "glm4v_moe": replace(_GLM, like="glm4v"),
+    "glm_ocr": replace(_GLM, like="glm46v"),
+    "janus": Own(
+        config={"vision_config": {"image_size": 64, "num_image_tokens": 16}},
+        processor={"num_image_tokens": 16},
+        pictures={"size": {"height": 64, "width": 64}},
+        words={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+    ),
+    "kimi_k25": Own(
+        config={
+            "text_config": {"num_nextn_predict_layers": 0},
+            "vision_config": {
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "pos_emb_height": 8,
+                "pos_emb_width": 8,
+            },
+            "projection_hidden_size": 16,
+        },
+        words={
+            "image_token": "<|media_pad|>",
+            "video_token": "<|kimi_k25_video_placeholder|>",
+            "vision_start_token": "<|media_begin|>",
+            "vision_end_token": "<|media_end|>",
+        },
+    ),
+    "lighton_ocr": Own(
+        words={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
+        pictures={"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
+        config={"vision_config": {"image_size": 112}},
+    ),
+    "paddleocr_vl": Own(
+        config={**_SPATIAL_TEXT, "vision_config": {"image_size": 126}},
+        words={
+            "image_token": "<|IMAGE_PLACEHOLDER|>",
+            "image_start_token": "<|IMAGE_START|>",
+            "image_end_token": "<|IMAGE_END|>",
+        },
+        pictures={"size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}},
+    ),
     "got_ocr2": Own(
         pictures={"size": {"height": 1024, "width": 1024}},
     ),
-    "glmasr": _WHISPER,
+    "glmasr": Own(
+        config={
+            "audio_config": {
+                "hidden_size": 64,
+                "intermediate_size": 256,  # four frames to a vector
+                "num_attention_heads": 4,
+                "max_position_embeddings": 100,
+                "num_mel_bins": 16,
+            }
+        },
+        sounds={"feature_size": 16, "chunk_length": 2},
+    ),
     "musicflamingo": _WHISPER,
     "paligemma": Own(
         config={"vision_config": {"image_size": 56, "patch_size": 14}},
@@ -114,7 +192,15 @@ OWN: dict[str, Own] = {
         ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
         Own(config={"vision_config": {"patch_size": 14}, "insert_layer_id": 0}),
     ),
-    "lfm2_vl": Own(config={"vision_config": {"patch_size": 16}}),
+    "lfm2_vl": Own(
+        config={"vision_config": {"patch_size": 16, "vision_use_head": False}},
+        words={
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+    ),
     **dict.fromkeys(
         ("qwen3_5", "qwen3_5_moe", "qwen4_exp"),
         Own(
@@ -142,15 +228,17 @@ OWN: dict[str, Own] = {
 """Model type -> its own settings."""
 
 
-def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
-    """Write config, weights, tokenizer and processor; return the folder.
+def write_whole(
+    folder: str | Path, model_type: str, architecture: str, *, is_bare: bool = False
+) -> Path:
+    """Write config, weights, tokenizer and, if not `is_bare`, processor; return the folder.
 
     Raises: ConfigError where transformers' own classes cannot be made small
     """
     try:
         if architecture in {**MEDIA_FAMILIES, **SOUND_FAMILIES}:
             return write_media_checkpoint(folder, architecture)
-        return _write(Path(folder), model_type, architecture)
+        return _write(Path(folder), model_type, architecture, is_bare=is_bare)
     except Exception as error:  # whatever transformers' own classes raise
         told = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -158,14 +246,16 @@ def write_whole(folder: str | Path, model_type: str, architecture: str) -> Path:
         ) from error
 
 
-def _write(folder: Path, model_type: str, architecture: str) -> Path:
+def _write(folder: Path, model_type: str, architecture: str, *, is_bare: bool) -> Path:
     import torch
     import transformers
 
     own = OWN.get(model_type, Own())
-    made = _processor_class(model_type)
+    made = _processor_class(own.like or model_type)
     tokenizer = _tokenizer(folder, made, own)
-    processor = _processor(made, model_type, tokenizer, own)
+    processor: Any = SimpleNamespace(tokenizer=tokenizer, **own.words)
+    if not is_bare:
+        processor = _processor(made, own.like or model_type, tokenizer, own)
     config = whole_config(model_type)
     config.architectures = [architecture]
     _fit(config, processor, len(tokenizer), own)
@@ -179,7 +269,8 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
         model = kind(config)
     randomize(model, seed=len(model_type))
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    if not is_bare:
+        processor.save_pretrained(folder)
     return folder
 
 

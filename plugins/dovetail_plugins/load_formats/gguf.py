@@ -54,10 +54,12 @@ class Gguf(LoadFormat):
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once. All heads are checked before the first."""
         from dovetail_plugins.gguf.projectors import tensors
+        from dovetail_plugins.gguf.projectors.join import text_of
         from dovetail_plugins.gguf.reading.tensors import tensors_of
 
         model = _model_of(checkpoint)
         found = self._projector(model)
+        model = text_of(model, found)
         extents = (*model.extents, *(found[0].clip.model.extents if found else ()))
         count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in extents))
         for name, tensor in chain(tensors_of(model), tensors.tensors_of(*found) if found else ()):

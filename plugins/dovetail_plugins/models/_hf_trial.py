@@ -27,7 +27,13 @@ from dovetail.interfaces.data.media_settings import AUDIO
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.media import spatial_positions
 from dovetail.multimodal.extra import package
-from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
+from dovetail.multimodal.processors import (
+    ARGUMENTS,
+    TEXT_FIELDS,
+    load_processor,
+    processor_folder,
+    rate_of,
+)
 from dovetail_plugins.models._hf_attention import Seen
 
 PLAIN = (
@@ -70,7 +76,8 @@ class Trial:
         self._whole, self._base, self._text = whole, base, text
         self._config = context.model.whole_config
         model_type = str(self._config.get("model_type"))
-        self._processor = load_processor(context.model.path, model_type) if kinds else None
+        folder = processor_folder(context.model)
+        self._processor = load_processor(folder, model_type) if kinds else None
         self._dtype = next(whole.parameters()).dtype
         self._device = context.device
         self.is_spatial = False

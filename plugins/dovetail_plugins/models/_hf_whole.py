@@ -8,7 +8,8 @@ A trial call with two media finds that out: see `_hf_trial`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +40,15 @@ from dovetail_plugins.models._towers import exchange
 class SplitModel:
     """A model split into parts. `built` has its text model as the trunk; `encoder` is the rest,
     `takes` the encoder's arguments by kind of media, `starts` the prefixes of names in checkpoints
-    (-> transformers' prefixes), and `is_spatial` whether positions have three directions."""
+    (-> transformers' prefixes), `idle` the parts that no medium goes through, which are left
+    out, and `is_spatial` whether positions have three directions."""
 
     built: Built
     encoder: nn.Module
     embed: nn.Module
     takes: dict[str, Feature]
     starts: dict[str, str]
+    idle: tuple[str, ...]
     is_spatial: bool
 
 
@@ -67,8 +70,9 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> SplitModel:
             try_head(whole, base_name, seen.output)
     with refusing(context.model, "it does not run in a trial pass with media"):
         trial = Trial(context, whole, base, text, kinds)
-        with hf_attention.opening(base) as opened:
+        with hf_attention.opening(base) as opened, _called(base) as called:
             takes = {kind: trial.run(kind) for kind in kinds}
+        idle = _without_idle(base, called, trial, kinds)
     learn_attention(context, seen.layers)
     with refusing(context.model, "its layers cannot be exchanged"):
         text.set_attn_implementation(hf_attention.RUN)
@@ -96,8 +100,44 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> SplitModel:
         embed=embed,
         takes=takes,
         starts=starts,
+        idle=idle,
         is_spatial=trial.is_spatial,
     )
+
+
+@contextmanager
+def _called(base: nn.Module) -> Iterator[set[str]]:
+    """Give the parts of a model that are called inside a with block, or something in them is."""
+    called = set[str]()
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args, name=name: called.add(name))
+        for name, part in base.named_children()
+        for module in part.modules()
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_idle(
+    base: nn.Module, called: set[str], trial: Trial, kinds: Sequence[str]
+) -> tuple[str, ...]:
+    """Take parts that were not called out of a model, if it runs without them; return their names.
+    They make media (Janus). Mutates: base"""
+    idle = {name: part for name, part in base.named_children() if name not in called}
+    if not idle or not kinds:
+        return ()
+    for name in idle:
+        del base._modules[name]
+    try:
+        for kind in kinds:
+            trial.run(kind)
+    except Exception:  # it reads what it does not call
+        base._modules.update(idle)
+        return ()
+    return tuple(idle)
 
 
 def _base(context: BuildContext, whole: Any) -> tuple[str, Any]:

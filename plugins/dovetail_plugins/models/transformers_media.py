@@ -51,6 +51,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         self._embed: list[Any] = [whole.embed]  # in a list: the trunk has it
         self._takes, self._starts = whole.takes, whole.starts
         self._is_spatial = whole.is_spatial
+        self._idle = tuple(f"{name}." for name in whole.idle)
         self._dtype = dtype_of(context.model.dtype)
         return whole.built
 
@@ -64,13 +65,15 @@ class TransformersMedia(OneByOne, TransformersBacked):
         trunk = [
             (start, "trunk.") for start in (f"{self.trunk_name}.", f"{text}.model.", f"{text}.")
         ]
+        own = [name for name, _ in self.trunk.named_children() if name not in self.encoder._modules]
+        trunk += [(f"model.{name}.", f"trunk.{name}.") for name in own]  # as if it were alone
         plain = (*head, *trunk, *self._names)
         stored = {old: renamed(new, plain) for old, new in self._starts.items()}
         places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))
         return WeightMap(
             prefixes=places,
             renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
-            ignored=IGNORED,
+            ignored=(*IGNORED, *self._idle),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
             conversion=self.conversion,

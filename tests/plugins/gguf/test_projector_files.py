@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dovetail.cli.parser import Parser
 from dovetail.config.checkpoint.formats import read_settings
@@ -18,10 +20,13 @@ from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.multimodal.processors import load_processor, processor_folder
+from dovetail_plugins.gguf.projectors.kinds import projectors
+from dovetail_plugins.gguf.projectors.kinds.llava import DECODERS
 from dovetail_plugins.load_formats.auto import Auto
 from support.gguf_models import loaded
 from support.gguf_projectors import write_pair
 from support.tiny_media import write_media_checkpoint
+from support.tiny_wholes import write_whole
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -257,6 +262,25 @@ def test_parts_of_a_matrix_must_all_be_there(stored: Any, folder: Path) -> None:
     file = changed(folder / "part.gguf", whole, dropped="blk.1.attn_k.w")
     with pytest.raises(ConfigError, match=r"of 3 parts of .*blocks\.1\.attn\.qkv\.weight"):
         read_settings(folder / "qwen.gguf", mmproj=str(file))
+
+
+def test_sounds_that_transformers_joins_otherwise_are_refused(tmp_path: Path) -> None:
+    source = write_whole(tmp_path / "checkpoint", "glmasr", "GlmAsrForConditionalGeneration")
+    weights = load_file(source / "model.safetensors")
+    name = "multi_modal_projector.linear_1.weight"
+    weights[name] = np.ascontiguousarray(weights[name][:, :128])  # two frames to a vector, not four
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    write_pair(source, tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    with pytest.raises(ConfigError, match="takes 128 numbers, where a block has 256"):
+        read_settings(tmp_path / "model.gguf")
+
+
+def test_the_page_lists_every_type() -> None:
+    page = Path(__file__).parents[3] / "docs/how_to/serve_a_gguf_file.md"
+    table = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    listed = {word for line in table for word in re.findall("`([^`]+)`", line)}
+    for name, projector in projectors().items():
+        assert {name, *projector.texts} - set(DECODERS) <= listed
 
 
 def test_a_projector_alone_is_no_model(stored: Any) -> None:

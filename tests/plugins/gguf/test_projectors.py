@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.config import Config
 from dovetail.errors import DovetailError
 from dovetail.interfaces.load_format import Checkpoint
@@ -20,6 +22,7 @@ from dovetail_plugins.load_formats.gguf import Gguf
 from support.gguf_projectors import write_pair, write_projector
 from support.inside import runner_of
 from support.tiny_media import SOUND_FAMILIES, STATE_FAMILIES, write_media_checkpoint
+from support.tiny_wholes import HAS_TORCHVISION, write_whole
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -41,7 +44,24 @@ FAMILIES = [
     *STATE_FAMILIES,
     *SOUND_FAMILIES,
 ]
+WHOLES = {
+    "Glm4vForConditionalGeneration": "glm4v",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
+    "Kimi_K25ForConditionalGeneration": "kimi_k25",
+    "GlmAsrForConditionalGeneration": "glmasr",
+    "AudioFlamingo3ForConditionalGeneration": "audioflamingo3",
+    "Glm4vMoeForConditionalGeneration": "glm4v_moe",
+    "GlmOcrForConditionalGeneration": "glm_ocr",
+    "JanusForConditionalGeneration": "janus",
+    "LightOnOcrForConditionalGeneration": "lighton_ocr",
+    "Lfm2VlForConditionalGeneration": "lfm2_vl",
+}
+"""Families whose small checkpoints have the processor's own settings -> model type."""
+WITH_TORCHVISION = ("lfm2_vl", "kimi_k25")
+"""Types whose pictures only torchvision prepares."""
 WORST = 1e-4
+ROUNDED = 0.1
+"""Of products with activations in eight bits."""
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 400,
@@ -59,17 +79,18 @@ def medium(kind: str) -> Any:
     return PIL.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8))
 
 
-def expected(folder: Path, text: str, kind: str, count: int) -> tuple[list[int], torch.Tensor]:
-    """Return transformers' greedy tokens and the log-probabilities of each step."""
+def transformers_model(folder: Path) -> Any:
+    """Return transformers' model of a checkpoint, in float32."""
     import transformers
 
-    processor = load_processor(folder, "")
-    auto = (
-        transformers.AutoModelForImageTextToText
-        if kind == "image"
-        else transformers.AutoModelForMultimodalLM
-    )
-    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    made = getattr(transformers, config["architectures"][0])
+    return made.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def expected(folder: Path, text: str, kind: str, count: int) -> tuple[list[int], torch.Tensor]:
+    """Return transformers' greedy tokens and the log-probabilities of each step."""
+    processor, model = load_processor(folder, ""), transformers_model(folder)
     model.generation_config.eos_token_id = None
     argument = {"image": "images", "audio": "audio"}[kind]
     more = {"sampling_rate": 16000} if kind == "audio" else {}
@@ -104,16 +125,28 @@ def kinds_of(family: str) -> list[str]:
     """Return the kinds of media that a family's projector reads."""
     if family == "Gemma4ForConditionalGeneration":
         return ["image", "audio"]
-    return ["audio" if family in SOUND_FAMILIES else "image"]
+    hears = (*SOUND_FAMILIES, "AudioFlamingo3ForConditionalGeneration",
+             "GlmAsrForConditionalGeneration")  # fmt: skip
+    return ["audio" if family in hears else "image"]
+
+
+def written(folder: Path, family: str) -> Path:
+    """Write a random checkpoint of a family; return the folder."""
+    if family in WHOLES:
+        return write_whole(folder, WHOLES[family], family)
+    return write_media_checkpoint(folder, family)
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [(family, kind) for family in FAMILIES for kind in kinds_of(family)]
+    ("family", "kind"),
+    [(family, kind) for family in (*FAMILIES, *WHOLES) for kind in kinds_of(family)],
 )
 def test_a_projector_gives_the_logits_of_the_checkpoint(
     family: str, kind: str, tmp_path: Path
 ) -> None:
-    folder = write_media_checkpoint(tmp_path / "checkpoint", family)
+    if WHOLES.get(family) in WITH_TORCHVISION and not HAS_TORCHVISION:
+        pytest.skip("torchvision is not installed")
+    folder = written(tmp_path / "checkpoint", family)
     write_pair(folder, tmp_path / "model-F32.gguf", tmp_path / "mmproj-F32.gguf")
     if "Gemma4" in family:  # files do not say how many vectors an image may have
         (tmp_path / "preprocessor_config.json").write_text('{"max_soft_tokens": 70}')
@@ -124,6 +157,32 @@ def test_a_projector_gives_the_logits_of_the_checkpoint(
         got, rows = answered(llm, text, kind, 6)
     assert got == tokens
     assert (rows - right).abs().max() < WORST
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in WHOLES if WHOLES[family] in WITH_TORCHVISION]
+)
+def test_an_encoder_is_read_back_where_nothing_prepares_its_pictures(
+    family: str, tmp_path: Path
+) -> None:
+    """Without torchvision: config and weights are those of the checkpoint."""
+    folder = write_whole(tmp_path / "checkpoint", WHOLES[family], family, is_bare=True)
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "max_patches": 16384}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    files = (tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    write_pair(folder, *files)
+    right = transformers_model(folder)
+    config, wanted = read_settings(files[0]), right.config.to_dict()
+    for part in (config, config["vision_config"]):
+        known = wanted if part is config else wanted["vision_config"]
+        same = set(known) & set(part) - {"text_config", "vision_config", "image_size", "dtype"}
+        assert {name: part[name] for name in same} == {name: known[name] for name in same}
+    weights = right.state_dict()
+    own = {n for n in weights if not n.startswith(("model.language_model.", "lm_head."))}
+    read = Gguf(Gguf.Options()).tensors(Checkpoint(path=str(files[0])))
+    found = {name: tensor.clone() for name, tensor in read if name in own}
+    assert set(found) == own
+    assert all(torch.equal(found[name].view(weights[name].shape), weights[name]) for name in own)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +243,40 @@ def test_a_quantized_model_and_half_a_projector(tmp_path: Path) -> None:
             sizes.append(sum(t.nbytes for t in (*encoder.parameters(), *encoder.buffers())))
     assert sizes[0] < 0.7 * sizes[1]
     assert (rows[0] - rows[1]).abs().max() < WORST
+
+
+def test_a_quantized_text_model_that_runs_over_transformers(tmp_path: Path) -> None:
+    """Its matrices stay quantized, its token table and head are plain numbers."""
+    family, rows, sizes = "Glm4vForConditionalGeneration", [], []
+    folder = written(tmp_path / "checkpoint", family)
+    place = load_processor(folder, "").image_token
+    for rounds in (False, True):
+        (tmp_path / str(rounds)).mkdir()
+        files = [tmp_path / str(rounds) / name for name in ("model.gguf", "mmproj.gguf")]
+        write_pair(folder, files[0], files[1], text_type=lambda name: "Q8_0", rounds=rounds)
+        with LLM(str(files[0]), **FLAGS) as llm:
+            rows.append(answered(llm, f"look {place} now", "image", 1)[1])
+            trunk: Any = runner_of(llm).model.trunk.layers  # type: ignore[attr-defined]
+            sizes.append(sum(t.nbytes for t in (*trunk.parameters(), *trunk.buffers())))
+    assert sizes[0] < 0.7 * sizes[1]
+    assert (rows[0] - rows[1]).abs().max() < ROUNDED
+
+
+def test_the_text_model_of_glm_4v_alone(tmp_path: Path) -> None:
+    """Its heads are in another order than those of GLM-4's files."""
+    folder = written(tmp_path / "checkpoint", "Glm4vForConditionalGeneration")
+    write_pair(folder, tmp_path / "model.gguf", tmp_path / "mmproj.gguf")
+    ids = list(range(40, 70))
+    model = transformers_model(folder)
+    with torch.inference_mode():
+        right = model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=-1)
+    with LLM(str(tmp_path / "model.gguf"), mmproj="", **FLAGS) as llm:
+        (result,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+    (entry,) = result.outputs[0].logprobs or ()
+    row = torch.empty(len(entry.top_ids))
+    row[list(entry.top_ids)] = torch.tensor(entry.top_logprobs)
+    assert (row - right).abs().max() < WORST
 
 
 def test_a_named_projector_is_used_and_shown(tmp_path: Path) -> None:

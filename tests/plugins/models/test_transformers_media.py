@@ -4,11 +4,13 @@ with the reason. `make sweep` does it for all that transformers has."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.llm.llm import LLM
+from support.inside import runner_of
 from support.media_verdicts import FLAGS, media_verdict
 from support.tiny_wholes import write_whole
 from support.verdicts import BACKED, NATIVE, promise_of
@@ -23,6 +25,7 @@ SERVED = {
     "idefics2": "Idefics2ForConditionalGeneration",  # a processor that tells token ids alone
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",  # stored under other names
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",  # sound
+    "janus": "JanusForConditionalGeneration",  # makes images, too
 }
 NOT_SERVED = {
     "git": ("GitForCausalLM", "does not go through transformers' attention interface"),
@@ -36,6 +39,13 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, model_type: str) ->
     """One medium, two, none, and one again; all in one batch and each alone."""
     verdict = media_verdict(write_whole(tmp_path, model_type, SERVED[model_type]))
     assert (verdict.state, verdict.reason) == (BACKED, "")
+
+
+def test_what_makes_images_is_left_out(tmp_path: Path) -> None:
+    folder = write_whole(tmp_path, "janus", SERVED["janus"])
+    with LLM(model=str(folder), max_model_len=96, **FLAGS) as llm:
+        encoder: Any = runner_of(llm).model.encoder  # type: ignore[attr-defined]
+        assert set(encoder._modules) == {"vision_model", "aligner"}
 
 
 @pytest.mark.parametrize("model_type", NATIVE_TEXT)

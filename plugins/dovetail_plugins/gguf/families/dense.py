@@ -4,8 +4,9 @@ settings. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail_plugins.gguf.families.family import Family, FamilyNames, joined_mlp_rows
 from dovetail_plugins.gguf.families.layouts import FALCON_TWO_NORMS, LAYOUTS
@@ -20,6 +21,9 @@ from dovetail_plugins.gguf.families.parts import (
 )
 from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _llama(settings: Settings) -> dict[str, Any]:
@@ -365,6 +369,26 @@ def _falcon_names(model: GgufModel) -> FamilyNames | None:
     return FALCON_TWO_NORMS if has_two else None
 
 
+def _glm4_names(model: GgufModel) -> FamilyNames | None:
+    """Return the names of files whose positions have sections for images (GLM-4V): in their heads,
+    the first of all rotated pairs come before the second."""
+    has_sections = f"{model.settings['general.architecture']}.rope.dimension_sections"
+    if has_sections not in model.settings:
+        return None
+    return replace(LAYOUTS["glm4"], undo={"attn_q": _paired, "attn_k": _paired})
+
+
+def _paired(model: GgufModel, tensor: torch.Tensor) -> torch.Tensor:
+    """Return rows whose (i, i + half) of the rotated part of every head become neighbors."""
+    settings = Settings(model)
+    turned = settings.number(".rope.dimension_count")
+    heads = tensor.unflatten(0, (-1, common(settings)["head_dim"]))
+    pairs = heads[:, :turned].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    result = heads.clone()
+    result[:, :turned] = pairs
+    return result.flatten(0, 1)
+
+
 _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -403,7 +427,7 @@ _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
 """general.architecture -> its config.json."""
 _MORE: Mapping[str, dict[str, Any]] = {
     "phi3": {"rows": joined_mlp_rows},
-    "glm4": {"rows": joined_mlp_rows},
+    "glm4": {"rows": joined_mlp_rows, "other_names": _glm4_names},
     "falcon": {"other_names": _falcon_names},
 }
 FAMILIES = {

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dovetail.config.checkpoint.media_tokens import PROCESSOR
 from dovetail_plugins.gguf.blocks.types import FLOAT_DTYPES
-from dovetail_plugins.gguf.projectors.find import projector_of
+from dovetail_plugins.gguf.projectors.find import Found, projector_of
 from dovetail_plugins.gguf.projectors.projector import Json
 from dovetail_plugins.gguf.projectors.targets import targets_of
 from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.reading.names import HEAD, TABLE
 
 MMPROJ = "mmproj"
 """The key with the path of the projector's file."""
+_TEXT = "model.language_model."
 _OF_THE_WHOLE = ("quantization_config", "dtype", "tie_word_embeddings", "eos_token_id",
                  "bos_token_id")  # fmt: skip
 
@@ -28,7 +31,8 @@ def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
     whole = {name: part.pop(name) for name in _OF_THE_WHOLE if name in part}
     types, stored = float_types(found), whole.get("quantization_config")
     if stored:
-        whole["quantization_config"] = {**stored, "types": stored["types"] | types}
+        own = _types_in_whole(stored["types"]) if projectors[0].is_backed else stored["types"]
+        whole["quantization_config"] = {**stored, "types": {**own, **types}}
     part.pop("architectures", None)
     config, processor = Json(), Json()
     for projector in projectors:
@@ -40,6 +44,23 @@ def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
         "text_config": part,
         PROCESSOR: processor,
         MMPROJ: str(pair.clip.model.path),
+    }
+
+
+def text_of(model: GgufModel, found: Found | None) -> GgufModel:
+    """Return a text model, whose token table and head become plain numbers if transformers' code
+    runs it."""
+    if found is None or not found[1][0].is_backed:
+        return model
+    return replace(model, plain=frozenset({"token_embd", "output"}))
+
+
+def _types_in_whole(types: Mapping[str, str]) -> dict[str, str]:
+    """Return module -> type under the names that transformers has with an encoder."""
+    return {
+        f"{_TEXT}{name.removeprefix('model.')}": kind
+        for name, kind in types.items()
+        if name not in (TABLE, HEAD)
     }
 
 

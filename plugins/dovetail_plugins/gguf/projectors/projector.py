@@ -44,6 +44,7 @@ class ProjectorNames:
     of queries, keys and values together, "" if they are apart. `frames`: the kernel of patches is
     stored as one for each frame. `changes`: GGUF's name -> what turns the tensor into the
     checkpoint's. `unused`: layer norms that the file may lack, since no output depends on them.
+    `left_out`: tensors of the file that the checkpoint lacks.
     """
 
     block: Mapping[str, str]
@@ -53,6 +54,7 @@ class ProjectorNames:
     frames: bool = False
     changes: Mapping[str, Change] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def _as_alone(pair: Pair) -> Json:
@@ -68,7 +70,8 @@ class Projector:
     both files, without the text model's part; `text`: that part. `width`: the tensor whose size
     along the axis is the text model's hidden size. `processor`: processor_config.json, with the
     tokenizer's names of tokens under "tokens". `part`: vision or audio. Projectors of one `family`
-    may be in one file ("": it is always alone).
+    may be in one file ("": it is always alone). `is_backed`: transformers' code runs the text
+    model, which takes a token table and a head of plain numbers.
     """
 
     texts: tuple[str, ...]
@@ -79,6 +82,7 @@ class Projector:
     text: Callable[[Pair], Json] = _as_alone
     part: str = "vision"
     family: str = ""
+    is_backed: bool = False
 
 
 class Pair:
@@ -236,6 +240,24 @@ def square(pair: Pair) -> dict[str, int]:
     return dict.fromkeys(("height", "width"), pair.number("image_size"))
 
 
+def sectioned(pair: Pair, model_type: str, **more: Any) -> Json:
+    """Return the text model's settings, whose rotation has three directions. Raises: ConfigError"""
+    sections = pair.text.find(".rope.dimension_sections", list)
+    if not sections or len(sections) < 3:
+        key = f"{pair.text.architecture}.rope.dimension_sections"
+        raise pair.fault(
+            f"its text model's file has no {key}, which say how places in an image are rotated.",
+            fix="convert the text model again with a current llama.cpp.",
+        )
+    older = pair.config.get("rope_parameters") or pair.config.get("rope_scaling") or {}
+    kinds = {"rope_type": "default", **older, "mrope_section": sections[:3], **more}
+    theta = pair.config.get("rope_theta") or older.get("rope_theta") or 10000.0
+    share = pair.config.get("partial_rotary_factor")
+    kinds |= {"rope_theta": theta} | ({} if share is None else {"partial_rotary_factor": share})
+    left = {k: v for k, v in pair.config.items() if k not in ("rope_scaling", "rope_theta")}
+    return left | {"model_type": model_type, "rope_parameters": kinds}
+
+
 def turned_back(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
     """Return rows whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
     heads = pair.number("attention.head_count")
@@ -250,3 +272,8 @@ def batched(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
 def flat(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
     """Return a vector that is stored with more axes."""
     return tensor.flatten()
+
+
+def as_rows(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
+    """Return kernels [O, 3, p, p] as rows of a matrix whose pixels have their colors together."""
+    return tensor.permute(0, 2, 3, 1).flatten(1)

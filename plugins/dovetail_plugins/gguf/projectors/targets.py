@@ -17,8 +17,6 @@ QKV = ("attn_q", "attn_k", "attn_v")
 JOINED = "attn_qkv"
 PATCHES = "v.patch_embd.weight"
 SECOND = f"{PATCHES}.1"
-_UNUSED = ("v.token_embd.img_break",)
-"""A row of the text model's table once more (Pixtral)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +52,17 @@ def targets_of(pair: Pair, projectors: Sequence[Projector]) -> dict[str, Target]
     """Return the checkpoint's name -> what it is made of. Raises: ConfigError for unknown names and
     for parts that are missing"""
     found: dict[str, Target] = {}
-    unknown = {one.name for one in pair.clip.model.extents} - {*_UNUSED}
+    unknown = {one.name for one in pair.clip.model.extents}
     for projector in projectors:
         names, start = projector.names(pair), f"{projector.part[0]}.blk."
+        unknown -= {*names.left_out}
         parts: dict[str, dict[int, TensorExtent]] = {}
         for extent in pair.clip.model.extents:
             for name, number, third in _places(names, extent, start):
                 unknown.discard(extent.name)
                 if number is None:
-                    change = _change(names, extent.name, start)
+                    part = extent.name.replace(JOINED, QKV[third or 0])
+                    change = _change(names, extent.name if third is None else part, start)
                     found[name] = Target(extents=(extent,), third=third, change=change)
                 else:
                     parts.setdefault(name, {})[number] = extent

@@ -62,11 +62,13 @@ class FileHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufModel:
-    """A whole model: the settings of its first file, the tensors of all."""
+    """A whole model: the settings of its first file, the tensors of all. `plain`: those that become
+    plain numbers when they are read, by GGUF's name without ".weight"."""
 
     path: Path
     settings: Mapping[str, Any]
     extents: tuple[TensorExtent, ...]
+    plain: frozenset[str] = frozenset()
 
 
 def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:

@@ -82,6 +82,8 @@ def layout_of(model: GgufModel) -> FamilyNames | None:
     if family is None:
         return None
     layout = family.other_names(model) or family.names
+    if model.plain:
+        layout = replace(layout, whole=layout.whole | model.plain)
     drafting = settings.find(".nextn_predict_layers", int)
     if not drafting or (layout.has_drafts and not layout.drafts):
         return layout

@@ -15,6 +15,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Pair,
     Projector,
     ProjectorNames,
+    as_rows,
     pictures,
 )
 
@@ -85,11 +86,6 @@ def _scalar(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
     return tensor.reshape(())
 
 
-def _as_rows(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
-    """Return kernels [O, 3, p, p] as rows of a matrix whose pixels have their colors together."""
-    return tensor.permute(0, 2, 3, 1).flatten(1)
-
-
 def _of_channels(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
     """Return kernels of single channels with an axis for those: [C, K] -> [C, 1, K]."""
     return tensor.unsqueeze(1)
@@ -113,7 +109,7 @@ def _seeing_names(pair: Pair) -> ProjectorNames:
             "v.std_scale": f"{_SEES}.std_scale",
             "mm.input_projection": "model.embed_vision.embedding_projection",
         },
-        changes={"v.patch_embd": _as_rows, **dict.fromkeys(_limits_of(block), _scalar)},
+        changes={"v.patch_embd": as_rows, **dict.fromkeys(_limits_of(block), _scalar)},
     )
 
 

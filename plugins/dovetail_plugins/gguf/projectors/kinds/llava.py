@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and 1.6, Pixtral, Mistral Small 3.1 and InternVL.
+"""LLaVA 1.5 and 1.6, Pixtral, Mistral Small 3.1, LightOnOCR and InternVL.
 
 Source: tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py of
 https://github.com/ggml-org/llama.cpp, and LlavaVisionModel and InternVisionModel in its folder
@@ -111,29 +111,34 @@ _PIXTRAL = {
 }
 
 
-def _pixtral_names(pair: Pair) -> ProjectorNames:
+def _pixtral_names(pair: Pair, tower: str = _TOWER, projector: str = _PROJECTOR) -> ProjectorNames:
     return ProjectorNames(
         block=_PIXTRAL,
-        blocks=f"{_TOWER}.transformer.layers",
+        blocks=f"{tower}.transformer.layers",
         whole={
-            "v.patch_embd": f"{_TOWER}.patch_conv",
-            "v.pre_ln": f"{_TOWER}.ln_pre",
-            "mm.1": f"{_PROJECTOR}.linear_1",
-            "mm.2": f"{_PROJECTOR}.linear_2",
-            "mm.input_norm": f"{_PROJECTOR}.norm",
-            "mm.patch_merger": f"{_PROJECTOR}.patch_merger.merging_layer",
+            "v.patch_embd": f"{tower}.patch_conv",
+            "v.pre_ln": f"{tower}.ln_pre",
+            "mm.1": f"{projector}.linear_1",
+            "mm.2": f"{projector}.linear_2",
+            "mm.input_norm": f"{projector}.norm",
+            "mm.patch_merger": f"{projector}.patch_merger.merging_layer",
         },
         changes={"attn_q": turned_back, "attn_k": turned_back},
+        left_out=("v.token_embd.img_break",),  # a row of the text model's table once more
     )
 
 
-def _pixtral(pair: Pair) -> Json:
-    merged, size = _merged(pair), pair.number("embedding_length")
-    act = activation(pair, "silu")
+def _pixtral_encoder(pair: Pair) -> Json:
+    size, act = pair.number("embedding_length"), activation(pair, "silu")
     theta = pair.clip.find(".rope.freq_base", float) or 1e4
     more = {"head_dim": size // pair.number("attention.head_count"), "rope_theta": theta}
+    return vision(pair, "pixtral", hidden_act=act, **more)
+
+
+def _pixtral(pair: Pair) -> Json:
+    merged = _merged(pair)
     whole = {
-        "vision_config": vision(pair, "pixtral", hidden_act=act, **more),
+        "vision_config": _pixtral_encoder(pair),
         "vision_feature_layer": -1,
         "image_token_index": pair.token("[IMG]")[0],
         "projector_hidden_act": "gelu",
@@ -150,23 +155,54 @@ def _merged(pair: Pair) -> int:
     return pair.find("spatial_merge_size", int) or 1
 
 
-def _pixtral_processor(pair: Pair) -> Json:
-    patch = pair.number("patch_size")
-    images = pictures(
+def _pixtral_pictures(pair: Pair) -> Json:
+    return pictures(
         pair,
         "PixtralImageProcessor",
         size={"longest_edge": pair.number("image_size")},
-        patch_size={"height": patch, "width": patch},
+        patch_size=dict.fromkeys(("height", "width"), pair.number("patch_size")),
         resample=3,
     )
+
+
+def _pixtral_processor(pair: Pair) -> Json:
     return {
         "processor_class": "PixtralProcessor",
-        "image_processor": images,
-        "patch_size": patch,
+        "image_processor": _pixtral_pictures(pair),
+        "patch_size": pair.number("patch_size"),
         "spatial_merge_size": _merged(pair),
         "image_token": pair.token("[IMG]")[1],
         "image_break_token": "[IMG_BREAK]",
         "image_end_token": "[IMG_END]",
+    }
+
+
+_LIGHTON_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "image_break_token": "<|vision_pad|>",
+    "image_end_token": "<|vision_end|>",
+}
+
+
+def _lighton(pair: Pair) -> Json:
+    return {
+        "model_type": "lighton_ocr",
+        "architectures": ["LightOnOcrForConditionalGeneration"],
+        "vision_config": _pixtral_encoder(pair),
+        "image_token_id": pair.token(_LIGHTON_TOKENS["image_token"])[0],
+        "spatial_merge_size": _merged(pair),
+    }
+
+
+def _lighton_processor(pair: Pair) -> Json:
+    for text in _LIGHTON_TOKENS.values():
+        pair.required(text)
+    return {
+        "processor_class": "LightOnOcrProcessor",
+        "image_processor": _pixtral_pictures(pair),
+        "patch_size": pair.number("patch_size"),
+        "spatial_merge_size": _merged(pair),
+        "tokens": dict(_LIGHTON_TOKENS),
     }
 
 
@@ -269,6 +305,14 @@ PROJECTORS = {
         names=_pixtral_names,
         processor=_pixtral_processor,
         width=("mm.2.weight", 0),
+    ),
+    "lightonocr": Projector(
+        texts=("qwen3",),
+        config=_lighton,
+        names=lambda pair: _pixtral_names(pair, "model.vision_encoder", "model.vision_projection"),
+        processor=_lighton_processor,
+        width=("mm.2.weight", 0),
+        is_backed=True,
     ),
     "internvl": Projector(
         texts=DECODERS,

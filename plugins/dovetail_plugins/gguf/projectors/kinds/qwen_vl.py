@@ -15,6 +15,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Projector,
     ProjectorNames,
     pictures,
+    sectioned,
 )
 
 _BLOCK = {"attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}
@@ -137,26 +138,8 @@ def _qwen3(pair: Pair) -> Json:
     return _config(pair, model_type, name, **encoder)
 
 
-def _text(pair: Pair, model_type: str, **more: Any) -> Json:
-    """Return the text model's settings, whose rotation has three directions."""
-    sections = pair.text.find(".rope.dimension_sections", list)
-    if not sections or len(sections) < 3:
-        key = f"{pair.text.architecture}.rope.dimension_sections"
-        raise pair.fault(
-            f"its text model's file has no {key}, which say how places in an image are rotated.",
-            fix="convert the text model again with a current llama.cpp.",
-        )
-    older = pair.config.get("rope_parameters") or pair.config.get("rope_scaling") or {}
-    kinds = {"rope_type": "default", **older, "mrope_section": sections[:3], **more}
-    theta = pair.config.get("rope_theta") or older.get("rope_theta") or 10000.0
-    share = pair.config.get("partial_rotary_factor")
-    kinds |= {"rope_theta": theta} | ({} if share is None else {"partial_rotary_factor": share})
-    left = {k: v for k, v in pair.config.items() if k not in ("rope_scaling", "rope_theta")}
-    return left | {"model_type": model_type, "rope_parameters": kinds}
-
-
 def _text3(pair: Pair) -> Json:
-    return _text(pair, f"{_QWEN3[pair.text.architecture][0]}_text", mrope_interleaved=True)
+    return sectioned(pair, f"{_QWEN3[pair.text.architecture][0]}_text", mrope_interleaved=True)
 
 
 def _processor(pair: Pair, name: str, bounds: tuple[int, int]) -> Json:
@@ -176,7 +159,7 @@ PROJECTORS = {
     "qwen2vl_merger": Projector(
         texts=("qwen2vl",),
         config=_qwen2,
-        text=lambda pair: _text(pair, "qwen2_vl_text"),
+        text=lambda pair: sectioned(pair, "qwen2_vl_text"),
         names=lambda pair: _names(pair, _FC, _MERGER),
         processor=lambda pair: _processor(pair, "Qwen2VLProcessor", PIXELS["qwen2"]),
         width=("mm.2.weight", 0),
@@ -184,7 +167,7 @@ PROJECTORS = {
     "qwen2.5vl_merger": Projector(
         texts=("qwen2vl",),
         config=_qwen2_5,
-        text=lambda pair: _text(pair, "qwen2_5_vl_text"),
+        text=lambda pair: sectioned(pair, "qwen2_5_vl_text"),
         names=lambda pair: _names(pair, _GATED, _MERGER),
         processor=lambda pair: _processor(pair, "Qwen2_5_VLProcessor", PIXELS["qwen2"]),
         width=("mm.2.weight", 0),
