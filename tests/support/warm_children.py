@@ -22,6 +22,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -29,14 +30,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.config.rules.model.transformers_models import known_classes
 from dovetail.processes import process
 from dovetail.registry import discovery
+from dovetail.registry.kinds import KINDS
+from dovetail_kernels.cpu import library
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
@@ -52,16 +56,25 @@ IMPORTS = (
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
     *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
-    *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers"),
+    *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers", "uvicorn.lifespan.off"),
+    *("anyio._backends._asyncio", "pydantic.v1", "encodings.idna", "encodings.unicode_escape"),
+    *("dovetail.cli.parser", "dovetail.config.rules.one_model", "dovetail.engine.kv.paged"),
+    *("dovetail_plugins.attention._native_step", "dovetail_plugins.load_formats._shards"),
+    *("dovetail_plugins.model_types._other_names", "dovetail_plugins.tokenizers._fast"),
+    *("dovetail_plugins.workers._engine_imports", "dovetail.runner.worker.sleep"),
 )
-ENGINES_KINDS = ("attention_backend", "load_format", "logits_processor", "renderer")
-SERVERS_KIND = "api"
-"""The kinds whose plugins nearly every engine or server imports."""
+SERVERS_IMPORTS = (
+    *("dovetail.server.launch.lifecycle", "dovetail.server.launch.preview"),
+    *("dovetail.server.launch.settings", "dovetail_plugins.gates._door"),
+)
+SERVERS_KINDS = ("api", "stat_logger")
+"""Modules, and the kinds of plugins, that import NOT_YET."""
 NOT_YET = "prometheus_client"
 """A package that reads its variable when it is imported. A server of several processes sets it
-before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
-SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--models")
-"""What the command line of such a server has, or of a gateway, one of whose models may have it."""
+before, so that it starts without the plugins of SERVERS_KINDS."""
+SEVERAL_PROCESSES = re.compile(r"\bapi[-_]server[-_]count\b")
+"""What the command line of such a server has, or of a gateway that starts one; or its file."""
+FILE_FLAGS = ("--config", "--models")
 COMMANDS = ("serve", "run", "run-batch")
 """Commands that start engines. Others are light, and some tests look at what they import."""
 AT_START = ("sitecustomize", "usercustomize")
@@ -127,8 +140,8 @@ def _adopting() -> Iterator[None]:
 
 @cache
 def started() -> tuple[Forks, Forks]:
-    """Return a process that has IMPORTS, and one that has the plugins of SERVERS_KIND as well. They
-    end with this one."""
+    """Return a process that has IMPORTS, and one that has the plugins of SERVERS_KINDS as well.
+    They end with this one."""
     (ours, theirs), (more, their_more) = socket.socketpair(), socket.socketpair()
     numbers = [theirs.fileno(), their_more.fileno()]
     environment = process.child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -211,7 +224,10 @@ class WarmPopen(subprocess.Popen[Any]):
 def _source_for(words: Sequence[str]) -> Forks:
     """Return the process with the most imports that a command may have."""
     imports, more_imports = started()
-    has_several = any(mark in word for word in map(str, words) for mark in SEVERAL_PROCESSES)
+    texts = list(map(str, words))
+    files = (Path(file) for flag, file in itertools.pairwise(texts) if flag in FILE_FLAGS)
+    texts += [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    has_several = any(map(SEVERAL_PROCESSES.search, texts))
     return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
 
 
@@ -317,11 +333,19 @@ def _become(order: dict[str, Any], descriptors: Sequence[int], between: int) -> 
 
 
 def _change_environment(environment: Mapping[str, str]) -> None:
-    before = {name: os.environ.get(name) for name in READ_AGAIN}
+    before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
-    if before != {name: os.environ.get(name) for name in READ_AGAIN}:
+
+    def is_other(*names: str) -> bool:
+        return any(before.get(name) != os.environ.get(name) for name in names)
+
+    if is_other(*READ_AGAIN):
         importlib.reload(sys.modules[READER])
+    if is_other(library.ISA_VARIABLE):
+        library._attempt.cache_clear()
+    if is_other(discovery.ALLOW_VARIABLE, discovery.FOREIGN_VARIABLE):
+        discovery.forget()
 
 
 def _write_command_line(words: Sequence[str]) -> None:
@@ -359,17 +383,22 @@ def _run(words: Sequence[str]) -> int:
 
 
 def main(number: int, more_number: int) -> None:
-    """Import IMPORTS, then fork a child for every order that comes on the first socket, and another
-    process, with the plugins of SERVERS_KIND, for those on the second. Both end with their socket.
-    """
+    """Import IMPORTS and the plugins, then fork a child for every order that comes on the first
+    socket, and another process, with the plugins of SERVERS_KINDS, for those on the second. Both
+    end with their socket."""
+    gc.disable()
     for name in IMPORTS:
         importlib.import_module(name)
-    _import_plugins(*ENGINES_KINDS)
+    _load_plugins(set(KINDS).difference(SERVERS_KINDS))
+    library.missing_reason()
+    known_classes()
     assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
     _settle()
     if os.fork() == 0:
         os.close(number)
-        _import_plugins(SERVERS_KIND)
+        for name in SERVERS_IMPORTS:
+            importlib.import_module(name)
+        _load_plugins(SERVERS_KINDS)
         number = more_number
         _settle()
     else:
@@ -377,15 +406,17 @@ def main(number: int, more_number: int) -> None:
     _serve(socket.socket(fileno=number))
 
 
-def _import_plugins(*kinds: str) -> None:
+def _load_plugins(kinds: Iterable[str]) -> None:
+    """Import and check the plugins of some kinds."""
     for entry in itertools.chain.from_iterable(map(registry.entries, kinds)):
-        importlib.import_module(entry.module)
+        registry.default.load_target(entry.kind, entry.target)
 
 
 def _settle() -> None:
     """Prepare for forks: they have one thread, and a collection would copy every page."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
 
 
