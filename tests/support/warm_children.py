@@ -48,7 +48,11 @@ SERVER = "dovetail_plugins.commands._server_child"
 PARENTS = ("dovetail", ENGINE, SERVER)
 """The modules whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
-CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER)
+TEXTS = "dovetail.engine.client.text.text_worker"
+PULLER = "dovetail_plugins.gateway.manage.pull_child"
+QUANTIZER = "dovetail_plugins.gateway.manage.quantize_child"
+TRIALS = ("dovetail_plugins.inspect.trial_child", "dovetail_plugins.tune.trial_child")
+CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER, TEXTS, PULLER, QUANTIZER, *TRIALS)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
     *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
@@ -84,12 +88,16 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 PATH = "PYTHONPATH"
 ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
-READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
+READ_AGAIN = (
+    *("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"),
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET"),
+)
 """Variables that one import reads, which a fork then makes once more."""
 READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
-    *("XDG_DATA_HOME", "OLLAMA_MODELS", "PROMETHEUS_", *WAITING, *READ_AGAIN),
+    *("XDG_DATA_HOME", "OLLAMA_", "VLLM_", "PROMETHEUS_", *WAITING, *READ_AGAIN),
+    "TORCHINDUCTOR_CACHE_DIR",
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
