@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import Page, opened_browser, programs
+from support.browser import LOOKS, Page, opened_browser, programs
 from support.page_server import MIB, FakeServer, fake_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -249,7 +249,7 @@ def test_fetching_is_cancelled_and_its_errors_are_shown(page: Page, server: Fake
     page.wait(lambda: page.text(".pull .fault").endswith("the disk is full"))
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
     page.scheme(scheme)
     page.size(width, 800)

@@ -23,11 +23,13 @@ import itertools
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,13 +42,15 @@ from dovetail.config.rules.model.transformers_models import known_classes
 from dovetail.processes import process
 from dovetail.registry import discovery
 from dovetail.registry.kinds import KINDS
+from dovetail.server.launch.engine_start import METRICS_VARIABLE
 from dovetail_kernels.cpu import library
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
 SERVER = "dovetail_plugins.commands._server_child"
-PARENTS = ("dovetail", ENGINE, SERVER)
-"""The modules whose processes start some of CHILDREN."""
+SCRIPT = ".py"
+PARENTS = ("dovetail", ENGINE, SERVER, SCRIPT)
+"""The modules, and scripts, whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
 TEXTS = "dovetail.engine.client.text.text_worker"
 PULLER = "dovetail_plugins.gateway.manage.pull_child"
@@ -77,7 +81,7 @@ NOT_YET = "prometheus_client"
 """A package that reads its variable when it is imported. A server of several processes sets it
 before, so that it starts without the plugins of SERVERS_KINDS."""
 SEVERAL_PROCESSES = re.compile(r"\bapi[-_]server[-_]count\b")
-"""What the command line of such a server has, or of a gateway that starts one; or its file."""
+"""What the command line of such a server has, or the file of a gateway that starts one."""
 FILE_FLAGS = ("--config", "--models")
 COMMANDS = ("serve", "run", "run-batch")
 """Commands that start engines. Others are light, and some tests look at what they import."""
@@ -97,7 +101,7 @@ READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
     *("XDG_DATA_HOME", "OLLAMA_", "VLLM_", "PROMETHEUS_", *WAITING, *READ_AGAIN),
-    "TORCHINDUCTOR_CACHE_DIR",
+    *("TORCHINDUCTOR_CACHE_DIR", "TERM", "TMPDIR"),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -147,11 +151,11 @@ def _adopting() -> Iterator[None]:
 
 
 @cache
-def started() -> tuple[Forks, Forks]:
-    """Return a process that has IMPORTS, and one that has the plugins of SERVERS_KINDS as well.
-    They end with this one."""
-    (ours, theirs), (more, their_more) = socket.socketpair(), socket.socketpair()
-    numbers = [theirs.fileno(), their_more.fileno()]
+def started() -> tuple[Forks, Forks, Forks]:
+    """Return a process that has IMPORTS, one that has what servers import as well, and one that has
+    it for servers of several processes. They end with this one."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    numbers = [theirs.fileno() for _, theirs in pairs]
     environment = process.child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     started_process = subprocess.Popen(
         [sys.executable, "-P", "-m", "support.warm_children", *map(str, numbers), ROOM],
@@ -159,16 +163,17 @@ def started() -> tuple[Forks, Forks]:
         env=environment | WAITING,
         pass_fds=numbers,
     )
-    theirs.close()
-    their_more.close()
+    for _, theirs in pairs:
+        theirs.close()
 
     def end() -> None:
-        ours.close()
-        more.close()
+        for ours, _ in pairs:
+            ours.close()
         started_process.wait(60)
 
     atexit.register(end)
-    return Forks(ours, environment), Forks(more, environment)
+    first, second, third = (Forks(ours, environment) for ours, _ in pairs)
+    return first, second, third
 
 
 def forked() -> Forks:
@@ -195,6 +200,9 @@ def _only_keep(number: int) -> None:
     os.dup2(null, 1)
     os.closerange(3, number)
     os.closerange(number + 1, 2 * OUT_OF_THE_WAY)
+
+
+USUAL = subprocess.Popen
 
 
 class WarmPopen(subprocess.Popen[Any]):
@@ -231,12 +239,14 @@ class WarmPopen(subprocess.Popen[Any]):
 
 def _source_for(words: Sequence[str]) -> Forks:
     """Return the process with the most imports that a command may have."""
-    imports, more_imports = started()
+    imports, one_server, several = started()
     texts = list(map(str, words))
+    if any(map(SEVERAL_PROCESSES.search, texts)):
+        return several
     files = (Path(file) for flag, file in itertools.pairwise(texts) if flag in FILE_FLAGS)
-    texts += [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    has_several = any(map(SEVERAL_PROCESSES.search, texts))
-    return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
+    told = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    is_alone = not any(map(SEVERAL_PROCESSES.search, told))
+    return one_server if is_alone and _module_of(words) == PARENTS[0] else imports
 
 
 def _is_warm(words: Any) -> bool:
@@ -250,9 +260,11 @@ def _is_plain(wanted: Mapping[str, Any]) -> bool:
 
 
 def _module_of(words: Any) -> str | None:
-    """Return the module that a command line runs: `process` runs the one after it."""
+    """Return the module that a command line runs, or SCRIPT. `process` runs the one after it."""
     if not isinstance(words, list) or words[0] != sys.executable:
         return None
+    if str(words[1]).endswith(SCRIPT):
+        return SCRIPT
     rest = words[2:] if words[1] == "-P" else words[1:]
     if rest[0] != "-m":
         return None
@@ -260,16 +272,26 @@ def _module_of(words: Any) -> str | None:
 
 
 @contextlib.contextmanager
+def cold_children() -> Iterator[None]:
+    """Start processes as users do while the with block runs, inside one of `warm_children`."""
+    warm = subprocess.Popen
+    subprocess.Popen = USUAL  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = warm  # type: ignore[misc]
+
+
+@contextlib.contextmanager
 def warm_children() -> Iterator[None]:
     """Fork commands, servers, engines and ranks while the with block runs. The imports are made
     when the first starts."""
     assert threading.current_thread() is threading.main_thread(), "children end with this thread"
-    usual = subprocess.Popen
     subprocess.Popen = WarmPopen  # type: ignore[misc]
     try:
         yield
     finally:
-        subprocess.Popen = usual  # type: ignore[misc]
+        subprocess.Popen = USUAL  # type: ignore[misc]
 
 
 def _imported(environment: Mapping[str, str]) -> dict[str, str]:
@@ -350,6 +372,8 @@ def _change_environment(environment: Mapping[str, str]) -> None:
 
     if is_other(*READ_AGAIN):
         importlib.reload(sys.modules[READER])
+    if is_other("TMPDIR"):
+        tempfile.tempdir = None
     if is_other(library.ISA_VARIABLE):
         library._attempt.cache_clear()
     if is_other(discovery.ALLOW_VARIABLE, discovery.FOREIGN_VARIABLE):
@@ -382,6 +406,10 @@ def _status_of(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
+    if words[1].endswith(SCRIPT):
+        sys.argv[:], sys.path[:0] = words[1:], [str(Path(words[1]).parent)]
+        runpy.run_path(words[1], run_name="__main__")
+        return 0
     at = words.index("-m") + 1
     if words[at] == process.__name__:
         return process.main(*words[at + 1 :])
@@ -390,10 +418,10 @@ def _run(words: Sequence[str]) -> int:
     return int(main.main())
 
 
-def main(number: int, more_number: int) -> None:
+def main(number: int, *more: int) -> None:
     """Import IMPORTS and the plugins, then fork a child for every order that comes on the first
-    socket, and another process, with the plugins of SERVERS_KINDS, for those on the second. Both
-    end with their socket."""
+    socket. Two more processes have what servers import: of one process, and of several. Each ends
+    with its socket."""
     gc.disable()
     for name in IMPORTS:
         importlib.import_module(name)
@@ -402,16 +430,49 @@ def main(number: int, more_number: int) -> None:
     known_classes()
     assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
     _settle()
-    if os.fork() == 0:
-        os.close(number)
-        for name in SERVERS_IMPORTS:
-            importlib.import_module(name)
-        _load_plugins(SERVERS_KINDS)
-        number = more_number
-        _settle()
+    for other, importing in zip(more, (contextlib.nullcontext, _metrics_in_files), strict=True):
+        if os.fork() == 0:
+            _only_keep(other)
+            with importing():
+                for name in SERVERS_IMPORTS:
+                    importlib.import_module(name)
+                _load_plugins(SERVERS_KINDS)
+            _settle()
+            number = other
+            break
     else:
-        os.close(more_number)
+        _only_keep(number)
     _serve(socket.socket(fileno=number))
+
+
+@contextlib.contextmanager
+def _metrics_in_files() -> Iterator[None]:
+    """Make metrics that each process keeps in a file: of its own, in the folder that it has when it
+    first touches one; of this process, in none."""
+    os.environ[METRICS_VARIABLE] = os.devnull
+    from prometheus_client import values
+
+    usual = values.MmapedDict
+    values.MmapedDict = NoFile  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        values.MmapedDict = usual  # type: ignore[misc]
+        del os.environ[METRICS_VARIABLE]
+
+
+class NoFile:
+    """What a process that only imports has in place of its metrics' file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        """Return a value and its time."""
+        return 0.0, 0.0
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def _load_plugins(kinds: Iterable[str]) -> None:
@@ -429,4 +490,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))
