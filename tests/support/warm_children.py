@@ -49,7 +49,7 @@ RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
 SERVER = "dovetail_plugins.commands._server_child"
 SCRIPT = ".py"
-PARENTS = ("dovetail", ENGINE, SERVER, SCRIPT)
+PARENTS = ("dovetail", ENGINE, API, SERVER, SCRIPT)
 """The modules, and scripts, whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
 TEXTS = "dovetail.engine.client.text.text_worker"
