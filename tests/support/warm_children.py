@@ -101,7 +101,7 @@ READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
     *("XDG_DATA_HOME", "OLLAMA_", "VLLM_", "PROMETHEUS_", *WAITING, *READ_AGAIN),
-    *("TORCHINDUCTOR_CACHE_DIR", "TERM", "TMPDIR"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TERM", "TMPDIR", "CUDA_VISIBLE_DEVICES"),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
