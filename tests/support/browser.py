@@ -20,6 +20,11 @@ import pytest
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WAIT_S = 60.0
 """After this something hangs; beside other tests a browser may be slow."""
+UNUSED = (
+    *("SpareRendererForSitePerProcess", "IsolateOrigins", "site-per-process"),
+    *("MediaRouter", "OptimizationHints", "Translate"),
+)
+"""What costs a processor, and shows nothing: processes ahead and for each site among others."""
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # which root cannot have
@@ -28,6 +33,8 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
+    *("--renderer-process-limit=1", "--process-per-site", "--disable-site-isolation-trials"),
+    *("--disable-extensions", f"--disable-features={','.join(UNUSED)}"),
     "--hide-scrollbars",
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
