@@ -122,8 +122,9 @@ def test_what_hinders_a_model_is_shown_in_its_row(page: Page, server: FakeServer
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, NOT_FOUND), (403, {"error": {"message": "a management key is needed."}}),
-     (404, {"error": "a server does not delete models."})],
+    [(403, {"error": {"message": "a management key is needed."}}),
+     (404, {"error": "a server does not delete models."}),
+     pytest.param(404, NOT_FOUND, marks=pytest.mark.full_only)],
 )  # fmt: skip
 def test_what_a_server_does_not_offer_is_hidden_with_the_reason(
     page: Page, server: FakeServer, status: int, body: dict[str, Any]
