@@ -42,6 +42,7 @@ from dovetail.config.rules.model.transformers_models import known_classes
 from dovetail.processes import process
 from dovetail.registry import discovery
 from dovetail.registry.kinds import KINDS
+from dovetail.registry.registry import default
 from dovetail.server.launch.engine_start import METRICS_VARIABLE
 from dovetail_kernels.cpu import library
 
@@ -240,10 +241,10 @@ class WarmPopen(subprocess.Popen[Any]):
 def _source_for(words: Sequence[str]) -> Forks:
     """Return the process with the most imports that a command may have."""
     imports, one_server, several = started()
-    texts = list(map(str, words))
-    if any(map(SEVERAL_PROCESSES.search, texts)):
+    pairs = list(itertools.pairwise(map(str, words)))
+    if any(SEVERAL_PROCESSES.search(flag) and count != "1" for flag, count in pairs):
         return several
-    files = (Path(file) for flag, file in itertools.pairwise(texts) if flag in FILE_FLAGS)
+    files = (Path(file) for flag, file in pairs if flag in FILE_FLAGS)
     told = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
     is_alone = not any(map(SEVERAL_PROCESSES.search, told))
     return one_server if is_alone and _module_of(words) == PARENTS[0] else imports
@@ -430,7 +431,8 @@ def main(number: int, *more: int) -> None:
     known_classes()
     assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
     _settle()
-    for other, importing in zip(more, (contextlib.nullcontext, _metrics_in_files), strict=True):
+    ways: tuple[Any, ...] = (contextlib.nullcontext, _metrics_in_files)
+    for other, importing in zip(more, ways, strict=True):
         if os.fork() == 0:
             _only_keep(other)
             with importing():
@@ -478,7 +480,7 @@ class NoFile:
 def _load_plugins(kinds: Iterable[str]) -> None:
     """Import and check the plugins of some kinds."""
     for entry in itertools.chain.from_iterable(map(registry.entries, kinds)):
-        registry.default.load_target(entry.kind, entry.target)
+        default.load_target(entry.kind, entry.target)
 
 
 def _settle() -> None:
