@@ -231,3 +231,15 @@ def warm_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with warm_children():
         yield
+
+
+@pytest.fixture(autouse=True)
+def cold_processes(request: pytest.FixtureRequest, warm_processes: None) -> Iterator[None]:
+    """Start what a test starts that is marked cold_start as users do."""
+    if request.node.get_closest_marker("cold_start") is None:
+        yield
+        return
+    from support.warm_children import cold_children
+
+    with cold_children():
+        yield

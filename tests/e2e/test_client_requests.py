@@ -136,10 +136,14 @@ def _answer(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> A
     clients.ignored.setdefault(request.program, set()).update(named)
     if request.method == "HEAD":
         return Answer(end="stop")
-    ollama_streams = request.dialect in ("api/chat", "api/generate")
-    if body.get("stream", ollama_streams):
+    if _is_streamed(request, body):
         return read_stream(request, response.text)
     return read_whole(request, response.json())
+
+
+def _is_streamed(request: ClientRequest, body: Mapping[str, Any]) -> bool:
+    ollama_streams = request.dialect in ("api/chat", "api/generate")
+    return bool(body.get("stream", ollama_streams))
 
 
 def _check_demands(request: ClientRequest, answer: Answer) -> None:
@@ -160,11 +164,13 @@ def _check_demands(request: ClientRequest, answer: Answer) -> None:
 def test_requests_of_clients_are_answered_as_their_libraries_read_it(
     clients: Clients, request_: ClientRequest
 ) -> None:
-    _answer(clients, request_, request_.body_for())
+    body = request_.body_for()
+    answer = _answer(clients, request_, body)
     if not request_.streams:
         return
-    whole = _answer(clients, request_, request_.body_for(stream=False))
-    streamed = _answer(clients, request_, request_.body_for(stream=True))
+    is_streamed = _is_streamed(request_, body)
+    other = _answer(clients, request_, request_.body_for(stream=not is_streamed))
+    whole, streamed = (other, answer) if is_streamed else (answer, other)
     _check_demands(request_, whole)
     if not request_.draws:
         assert (streamed.text, streamed.calls, streamed.end) == (whole.text, whole.calls, whole.end)

@@ -58,8 +58,10 @@ def told(way: str, paths: list[Path], **variables: str) -> tuple[list[dict[str, 
         "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
+    script = paths[0].with_name("script.py")
+    script.write_text(SCRIPT, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, way, *map(str, paths)],
+        [sys.executable, str(script), way, *map(str, paths)],
         env=os.environ | env | variables, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

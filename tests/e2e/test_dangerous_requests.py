@@ -337,8 +337,9 @@ def test_the_corpus_is_large_and_explained() -> None:
     assert {key for case in CASES.values() for key in case} <= fields
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("company", ["alone", "among streams"])
+@pytest.mark.parametrize(
+    "company", ["alone", pytest.param("among streams", marks=pytest.mark.full_only)]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_harms_nobody(name: str, company: str, rigs: dict[str, Rig], crowds: Crowds) -> None:
     server = CASES[name].get("server", "demo")

@@ -106,6 +106,7 @@ def never_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_pauses")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", MADE)
 def test_guesses_what_the_formulas_say(
     name: str, folder: Path, target: Target, tmp_path: Path
@@ -194,6 +195,7 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("never_pauses")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "family",
     [

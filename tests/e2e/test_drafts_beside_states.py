@@ -57,6 +57,7 @@ def family(
     yield Family(request.param, folder, plain, write_known(home / "known.json", plain))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", [0, 1], ids=["in_turn", "one_ahead"])
 def test_the_same_with_and_without(family: Family, way: int) -> None:
     is_ahead, is_crowded = WAYS[family.name][way]

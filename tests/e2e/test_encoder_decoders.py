@@ -86,6 +86,7 @@ def served(path: Path, **flags: Any) -> LLM:
     return LLM(str(path), **{**usual, **flags})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["native_cpu", "torch_sdpa"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_distributions(name: str, backend: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_distributions(name: str, backend: str, tmp_path: Path) -> None:
         assert worst_difference(reference, own, start, result) <= TOLERANCE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
 @pytest.mark.parametrize("name", ["T5ForConditionalGeneration", SPEECH])
 def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:

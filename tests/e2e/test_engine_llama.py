@@ -164,6 +164,7 @@ def alone(folder: Path) -> list[Any]:
         ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("async_steps", [False, True])
 @pytest.mark.parametrize("num_blocks", [MANY_BLOCKS, FEW_BLOCKS])
 def test_32_mixed_requests_equal_each_alone(
@@ -219,6 +220,7 @@ async def text_of(engine: AsyncEngine, prompt: str, params: SamplingParams) -> t
     return whole.text, whole.token_ids, whole.finish_reason
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("async_steps", [False, True])
 @pytest.mark.parametrize("in_process", [True, False])
 def test_streamed_through_the_async_engine(

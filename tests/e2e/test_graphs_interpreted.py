@@ -23,39 +23,39 @@ import contextlib, json, sys
 from dovetail import LLM, LoRARequest, SamplingParams
 from support.fake_cuda import FakeCuda, using
 from support.inside import calls_of, runner_of
-folder, worker = sys.argv[1:3]
-flags, num_tokens, adapters = map(json.loads, sys.argv[3:])
-wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
-          SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True, logprobs=2,
+wishes = [SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True, logprobs=2,
                          prompt_logprobs=1, repetition_penalty=1.2),
           SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=3, min_tokens=2,
                          stop_token_ids=[7, 8], logit_bias={4: 3.0})]
 prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17]]
-flags |= dict(model=folder, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=32,
-              num_gpu_blocks_override=32)
-asked = [None] * (3 - len(adapters)) + [LoRARequest(path, 1, path) for path in adapters]
-if adapters:
-    flags |= dict(enable_lora=True, max_loras=2, max_lora_rank=8)
-cuda = FakeCuda()
-ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_eager=True)),
-        (using(cuda), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
-                            cuda_graph_sizes=["1", "4"]))]
-found = []
-for device, way in ways:
-    with device, LLM(**flags, **way) as llm:
-        if adapters:  # slots are filled between steps, for which the host waits
-            short = SamplingParams(max_tokens=1)
-            llm.generate([prompts[1]] * 3, short, lora_request=asked, use_tqdm=False)
-        cuda.forbids_waits = True
-        outputs = llm.generate(prompts, wishes, lora_request=asked, use_tqdm=False)
-        cuda.forbids_waits = False
-        found.append([list(o.outputs[0].token_ids) for o in outputs])
-        calls = calls_of(runner_of(llm))
-        replays = getattr(calls, "num_replays", 0)
-        if not replays:
-            outputs = llm.generate(prompts, wishes, use_tqdm=False)
-            without = [list(o.outputs[0].token_ids) for o in outputs]
-print(json.dumps({"found": found, "without": without, "replays": replays}))
+worker = sys.argv[1]
+for folder, flags, num_tokens, adapters in map(json.loads, sys.argv[2:]):
+    params = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True), *wishes]
+    flags |= dict(model=folder, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=32,
+                  num_gpu_blocks_override=32)
+    asked = [None] * (3 - len(adapters)) + [LoRARequest(path, 1, path) for path in adapters]
+    if adapters:
+        flags |= dict(enable_lora=True, max_loras=2, max_lora_rank=8)
+    cuda = FakeCuda()
+    ways = [(contextlib.nullcontext(), dict(attention_backend="torch_sdpa", enforce_eager=True)),
+            (using(cuda), dict(attention_backend="triton", worker_cls=worker, async_scheduling=True,
+                                cuda_graph_sizes=["1", "4"]))]
+    found = []
+    for device, way in ways:
+        with device, LLM(**flags, **way) as llm:
+            if adapters:  # slots are filled between steps, for which the host waits
+                short = SamplingParams(max_tokens=1)
+                llm.generate([prompts[1]] * 3, short, lora_request=asked, use_tqdm=False)
+            cuda.forbids_waits = True
+            outputs = llm.generate(prompts, params, lora_request=asked, use_tqdm=False)
+            cuda.forbids_waits = False
+            found.append([list(o.outputs[0].token_ids) for o in outputs])
+            calls = calls_of(runner_of(llm))
+            replays = getattr(calls, "num_replays", 0)
+            if not replays:
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                without = [list(o.outputs[0].token_ids) for o in outputs]
+    print(json.dumps({"found": found, "without": without, "replays": replays}))
 """
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,19 +73,20 @@ SHAPE = {
 }
 
 
-def drawn(
-    folder: Path, flags: dict[str, Any], num_tokens: int, adapters: Sequence[Path] = ()
-) -> dict[str, Any]:
-    """Return what a CPU draws and a fake GPU, whose steps must not wait; the last rows use an
-    adapter each. Beside it what the CPU draws without."""
+def drawn(*jobs: tuple[Path, dict[str, Any], int, Sequence[Path]]) -> list[dict[str, Any]]:
+    """Return what a CPU draws and a fake GPU, whose steps must not wait; beside it what the CPU
+    draws without adapters. A job: a model, flags, the tokens of the first row, and adapters of the
+    last rows."""
     parts = ("core", "plugins", "kernels", "tests")
     paths = (ROOT / part for part in parts)
     env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
-    words = [str(folder), WORKER, json.dumps(flags), str(num_tokens)]
-    words.append(json.dumps([str(path) for path in adapters]))
+    words = [
+        json.dumps([str(folder), flags, num_tokens, [str(path) for path in adapters]])
+        for folder, flags, num_tokens, adapters in jobs
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words],
+        [sys.executable, "-c", SCRIPT, WORKER, *words],
         env=os.environ | env,
         capture_output=True,
         text=True,
@@ -93,23 +94,19 @@ def drawn(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(jobs) :]]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_under_graphs_draws_what_torch_does(tmp_path: Path) -> None:
+    """With adapters; and a checkpoint whose words are unpacked where their tables are, and
+    multiplied where rows are."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     adapters = [write_lora(tmp_path / name, seed=ord(name), num_layers=1) for name in "ab"]
     flags = {"load_format": "dummy", "dtype": "float32"}
-    told = drawn(tmp_path, flags, num_tokens=5, adapters=adapters)
+    packed = ROOT / "tests" / "data" / "quantized" / "gptq"
+    told, told_of_words = drawn((tmp_path, flags, 5, adapters), (packed, {}, 1, ()))
     assert told["found"][0] == told["found"][1]
     assert told["found"][0][1:] != told["without"][1:], "the adapters change too little"
     assert told["replays"] == 4, "two steps of rows with adapters, and two of the row without"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_packed_weights_reach_the_device(tmp_path: Path) -> None:
-    """A checkpoint's words are unpacked where their tables are, and multiplied where rows are."""
-    told = drawn(ROOT / "tests" / "data" / "quantized" / "gptq", {}, num_tokens=1)
-    assert told["found"][0] == told["found"][1]
+    assert told_of_words["found"][0] == told_of_words["found"][1]

@@ -132,7 +132,7 @@ def streamed(client: httpx.Client, path: str, fields: dict[str, Any]) -> str:
 
 def memory_bytes(server: ServerProcess) -> int:
     first = psutil.Process(server.process.pid)
-    return sum(one.memory_info().rss for one in (first, *first.children(recursive=True)))
+    return sum(one.memory_full_info().uss for one in (first, *first.children(recursive=True)))
 
 
 def attacked(

@@ -14,7 +14,7 @@ from support.kv_engines import free_port
 from support.server_process import ServerProcess
 from support.wake_ups import counts_wake_ups, wake_ups_a_second
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cold_start, pytest.mark.slow, counts_wake_ups]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, counts_wake_ups]
 
 FEW = ("--max-model-len", "64", "--dtype", "float32", "--kv-cache-memory-bytes", "1M")
 ASKED = {"prompt": "The", "max_tokens": 4}
@@ -29,6 +29,7 @@ def idle_wake_ups(server: ServerProcess) -> dict[str, float]:
     return {f"{p.pid} {p.cmdline()[-1]}": wake_ups_a_second([p.pid], 3.0) for p in processes}
 
 
+@pytest.mark.cold_start
 def test_a_server_its_engine_and_what_compiles_constraints() -> None:
     with ServerProcess("--port", "0") as server:
         server.wait_ready()

@@ -76,6 +76,7 @@ def test_chunks_batches_and_prefix_hits(checkpoint: Path) -> None:
     assert [r.num_cached_tokens for r in again] == [48, 32, 0, 48]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
 def test_preemption(checkpoint: Path, swap_space: float) -> None:
     flags: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.browser import Page, opened_browser, programs
+from support.browser import LOOKS, Page, opened_browser, programs
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -439,7 +439,7 @@ localStorage.setItem(id, JSON.stringify(chat));
 """
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
     """axe finds nothing serious, and nothing sticks out sideways."""
     ask(page, QUESTION)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.browser import Page, opened_browser, programs
+from support.browser import LOOKS, Page, opened_browser, programs
 from support.page_server import FakeServer, fake_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -132,7 +132,7 @@ def test_a_server_of_one_model_has_nothing_to_compare(page: Page, server: FakeSe
     assert not page.all("#compare-text") and not page.all("a[href='#compare']")
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
     page.scheme(scheme)
     page.size(width, 800)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import Page, opened_browser, programs
+from support.browser import LOOKS, Page, opened_browser, programs
 from support.page_server import MIB, FakeServer, fake_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -122,8 +122,9 @@ def test_what_hinders_a_model_is_shown_in_its_row(page: Page, server: FakeServer
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, NOT_FOUND), (403, {"error": {"message": "a management key is needed."}}),
-     (404, {"error": "a server does not delete models."})],
+    [(403, {"error": {"message": "a management key is needed."}}),
+     (404, {"error": "a server does not delete models."}),
+     pytest.param(404, NOT_FOUND, marks=pytest.mark.full_only)],
 )  # fmt: skip
 def test_what_a_server_does_not_offer_is_hidden_with_the_reason(
     page: Page, server: FakeServer, status: int, body: dict[str, Any]
@@ -249,7 +250,7 @@ def test_fetching_is_cancelled_and_its_errors_are_shown(page: Page, server: Fake
     page.wait(lambda: page.text(".pull .fault").endswith("the disk is full"))
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)])
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
     page.scheme(scheme)
     page.size(width, 800)

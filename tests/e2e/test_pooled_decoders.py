@@ -106,6 +106,7 @@ FAMILIES = [
 """Family, class of transformers, and what is asked of it: each family once, all heads."""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("family", "name", "task"), FAMILIES, ids=[name for _, name, _ in FAMILIES]
 )

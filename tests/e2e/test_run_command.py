@@ -127,6 +127,7 @@ def test_one_question(tmp_path: Path) -> None:
     assert list(tmp_path.glob("dovetail-run-*")) == []
 
 
+@pytest.mark.cold_start
 def test_no_code_of_the_working_folder_runs(tmp_path: Path) -> None:
     """Not in the command, nor in the server, nor in its engine."""
     note = make_impostors(tmp_path / "work")

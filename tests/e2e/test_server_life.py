@@ -22,8 +22,9 @@ from dovetail.server.launch.records import records_folder
 from dovetail_plugins.bench.startup import spans_of
 from dovetail_plugins.commands._running import running_servers
 from support.server_process import ServerProcess
+from support.warm_children import cold_children
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cold_start]
+pytestmark = pytest.mark.e2e
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LONG: dict[str, Any] = {"prompt": "One two three", "max_tokens": 400, "ignore_eos": True}
 NUM_DISCONNECTS = 200
@@ -31,7 +32,10 @@ NUM_DISCONNECTS = 200
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ServerProcess]:
-    with ServerProcess("--port", "0", "--api-key", "k") as server:
+    """One that is started as users do, not forked."""
+    with cold_children():
+        started = ServerProcess("--port", "0", "--api-key", "k")
+    with started as server:
         yield server.wait_ready()
 
 
@@ -79,7 +83,7 @@ def wait_for(condition: Any, seconds: float) -> float:
     start_s = time.monotonic()
     while not condition():
         assert time.monotonic() - start_s < seconds, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(0.02)
     return time.monotonic() - start_s
 
 
@@ -161,7 +165,7 @@ def test_an_engine_that_stands_still_is_not_ready(keyless: ServerProcess) -> Non
         answers: list[httpx.Response] = []
 
         def stands_still() -> bool:
-            answers.append(httpx.get(f"{keyless.url}/ready"))
+            answers.append(watcher().get(f"{keyless.url}/ready"))
             return answers[-1].status_code == 503
 
         wait_for(stands_still, 30)
@@ -169,7 +173,7 @@ def test_an_engine_that_stands_still_is_not_ready(keyless: ServerProcess) -> Non
     finally:
         for child in children:
             child.resume()
-    wait_for(lambda: httpx.get(f"{keyless.url}/ready").status_code == 200, 10)
+    wait_for(lambda: watcher().get(f"{keyless.url}/ready").status_code == 200, 10)
 
 
 def test_it_listens_on_loopback_only(shared: ServerProcess) -> None:
@@ -258,6 +262,7 @@ def test_a_killed_engine_is_seen_within_a_second(own: ServerProcess) -> None:
     assert own.orphans(2) == []
 
 
+@pytest.mark.cold_start
 def test_a_killed_server_leaves_no_child(own: ServerProcess) -> None:
     assert own.descendants()
     own.process.kill()
@@ -289,7 +294,7 @@ def test_disconnects_free_everything(keyless: ServerProcess) -> None:
     asyncio.run(all_of_them())
 
     def is_free() -> bool:
-        load = httpx.get(f"{keyless.url}/load").json()
+        load = watcher().get(f"{keyless.url}/load").json()
         return not (load["running"] or load["waiting"] or load["inside"])
 
     wait_for(is_free, 1)
@@ -336,6 +341,7 @@ def test_several_api_processes() -> None:
         assert server.orphans(2) == []
 
 
+@pytest.mark.cold_start
 def test_a_killed_parent_of_several_leaves_no_child() -> None:
     with ServerProcess("--port", "0", "--api-server-count", "2") as server:
         server.wait_ready()

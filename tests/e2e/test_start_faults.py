@@ -1,8 +1,9 @@
 """Planned start-up faults of the real command: cause and fix are its last words, nothing is left.
 
-Each fault is one `dovetail serve` of its own. Faults that can be seen without weights run with a
-booby-trapped torch on the import path, so that they prove to be found before anything heavy. Others
-are forked, but for those whose processes are killed while they start.
+Each fault is one `dovetail serve` of its own. Of the faults that can be seen without weights, some
+(in a full run all) run with a booby-trapped torch on the import path, so that they prove to be
+found before anything heavy. Others are forked, but for those whose engine is killed while it
+starts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pytest
 
 from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from support.demo_copies import demo_copy, with_file, with_header, with_weights
+from support.samples import sample_of
 
 pytestmark = pytest.mark.e2e
 
@@ -66,6 +68,7 @@ class Fault:
     env: dict[str, str] = field(default_factory=dict)
     code: int = 2
     meanwhile: Callable[[subprocess.Popen[str]], None] | None = None
+    is_cold: bool = False
 
 
 def _rename_norm(header: Header) -> None:
@@ -358,6 +361,7 @@ FAULTS: dict[str, Fault] = {
         uses_torch=True,
         code=1,
         meanwhile=killing("dovetail.engine.process"),
+        is_cold=True,
     ),
     "engine killed while loading": Fault(
         args=flags("--port", "0"),
@@ -367,6 +371,7 @@ FAULTS: dict[str, Fault] = {
         uses_torch=True,
         code=1,
         meanwhile=killing("dovetail.engine.process", after_s=0.5),
+        is_cold=True,
     ),
     "API process killed while starting": Fault(
         args=flags("--api-server-count", "2"),
@@ -416,8 +421,9 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def run_fault(fault: Fault, folder: Path) -> Outcome:
-    """Start the server, wait for its end, and look for what it left behind."""
+def run_fault(fault: Fault, folder: Path, *, is_trapped: bool = False) -> Outcome:
+    """Start the server, wait for its end, and look for what it left behind. With `is_trapped` it
+    may not import torch, if the fault needs none."""
     folder.mkdir()
     mark = uuid.uuid4().hex
     args = fault.args(folder)
@@ -429,7 +435,7 @@ def run_fault(fault: Fault, folder: Path) -> Outcome:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=_environment(fault, folder) | {MARK: mark},
+        env=_environment(fault, folder, is_trapped) | {MARK: mark},
     ) as process:
         if fault.meanwhile is not None:
             threading.Thread(target=fault.meanwhile, args=(process,), daemon=True).start()
@@ -445,14 +451,14 @@ def run_fault(fault: Fault, folder: Path) -> Outcome:
     return Outcome(code=code, lines=text.splitlines(), left=_left(mark), seconds=seconds)
 
 
-def _environment(fault: Fault, folder: Path) -> dict[str, str]:
+def _environment(fault: Fault, folder: Path, is_trapped: bool) -> dict[str, str]:
     paths = [path for path in sys.path if path]
-    if not fault.uses_torch:
+    if is_trapped and not fault.uses_torch:
         (folder / "trap" / "torch").mkdir(parents=True)
         (folder / "trap" / "torch" / "__init__.py").write_text(TRAP)
         paths.insert(0, str(folder / "trap"))
     usual = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
-    if fault.meanwhile is not None:
+    if fault.is_cold:
         usual["STARTED_COLD"] = "1"  # no process that has the imports has this variable
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | usual | fault.env
 
@@ -480,9 +486,12 @@ def outcomes(
     root = tmp_path_factory.mktemp("faults")
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     names = [str(item.callspec.params["name"]) for item in items if item.originalname == TEST]
+    step = sample_of(1, 6)
     with ThreadPoolExecutor(2) as pool:
         yield {
-            name: pool.submit(run_fault, FAULTS[name], root / str(number))
+            name: pool.submit(
+                run_fault, FAULTS[name], root / str(number), is_trapped=number % step == 0
+            )
             for number, name in enumerate(names)
         }
     for sock in _HELD:

@@ -272,7 +272,20 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+LIKE_OTHERS = frozenset({
+    "swapped", "stages, states", "stages, windows", "stages of two ranks",
+    "half batches, crowded", "half batches, stages",
+})  # fmt: skip
+"""Cases whose parts are in others."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.full_only) if case in LIKE_OTHERS else case
+        for case in sorted(CASES)
+    ],
+)
 def test_two_ranks_answer_as_one(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

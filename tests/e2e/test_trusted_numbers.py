@@ -23,10 +23,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.otlp_collector import Collector, attributes_of
+from support.samples import sample_of
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
-NUM_REQUESTS = 60
+NUM_REQUESTS = sample_of(60, 24)
 PREFIX = "The quick brown fox jumps over the lazy dog. " * 4
 
 

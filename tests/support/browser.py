@@ -6,10 +6,12 @@ Needs selenium, and Debian's packages chromium and chromium-driver.
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,6 +20,11 @@ import pytest
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WAIT_S = 60.0
 """After this something hangs; beside other tests a browser may be slow."""
+UNUSED = (
+    *("SpareRendererForSitePerProcess", "IsolateOrigins", "site-per-process"),
+    *("MediaRouter", "OptimizationHints", "Translate"),
+)
+"""What costs a processor, and shows nothing: processes ahead and for each site among others."""
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # which root cannot have
@@ -26,10 +33,20 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
+    *("--renderer-process-limit=1", "--process-per-site", "--disable-site-isolation-trials"),
+    *("--disable-extensions", f"--disable-features={','.join(UNUSED)}"),
     "--hide-scrollbars",
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+LOGS = ("browser", "performance")
+LOOKS = [
+    ("light", 1280),
+    ("dark", 360),
+    pytest.param("dark", 1280, marks=pytest.mark.full_only),
+    pytest.param("light", 360, marks=pytest.mark.full_only),
+]
+"""Color schemes and widths in which nothing may bar people."""
 Found = TypeVar("Found")
 
 
@@ -154,7 +171,22 @@ class Page:
 
 @contextmanager
 def opened_browser(url: str) -> Iterator[Page]:
-    """Give a browser for the server at an address."""
+    """Give a browser for the server at an address. One after the other has it, as new: each address
+    has a store of its own."""
+    driver = _driver()
+    for kind in LOGS:
+        driver.get_log(kind)
+    try:
+        yield Page(driver, url)
+    finally:
+        driver.get("about:blank")
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@cache
+def _driver() -> Any:
+    """Return a browser, which ends with this process."""
     browser, program = programs()
     from selenium import webdriver
 
@@ -162,10 +194,8 @@ def opened_browser(url: str) -> Iterator[Page]:
     options.binary_location = browser
     for flag in FLAGS:
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability("goog:loggingPrefs", dict.fromkeys(LOGS, "ALL"))
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
+    atexit.register(driver.quit)
     driver.set_script_timeout(WAIT_S)
-    try:
-        yield Page(driver, url)
-    finally:
-        driver.quit()
+    return driver

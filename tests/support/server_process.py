@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from typing import Any, Self
 
 import httpx
@@ -73,7 +75,8 @@ class ServerProcess:
 
     def client(self, **options: Any) -> httpx.Client:
         """Return an HTTP client of the server."""
-        return httpx.Client(base_url=self.url, **({"timeout": 120.0} | options))
+        usual: dict[str, Any] = {"timeout": 120.0, "verify": _certificates()}
+        return httpx.Client(base_url=self.url, **(usual | options))
 
     def descendants(self) -> list[psutil.Process]:
         """Return the living processes that this server has ever been seen to have below it."""
@@ -118,6 +121,12 @@ class ServerProcess:
         self.reader.join(STOP_LIMIT_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return what clients trust, read once: it takes longer than a request."""
+    return httpx.create_ssl_context()
 
 
 def _environment() -> dict[str, str]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import psutil
 
+from support.orphans import is_running
 from support.server_process import ServerProcess
 
 NUM_STREAMS = 8
@@ -29,13 +31,13 @@ class Rig:
     streams: Sequence[dict[str, Any]]
     cues: dict[str, int]
     client: httpx.Client
-    engine_pid: int = 0
+    engine: psutil.Process | None = None
     answer: str = ""
     texts: list[str] = field(default_factory=list)
 
     def learn(self) -> None:
         """Note the engine's process and the good answers. Mutates: self"""
-        self.engine_pid = self.server.engine().pid
+        self.engine = self.server.engine()
         self.answer = self.ask(self.control)
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
             self.texts = list(pool.map(self.ask, self.streams))
@@ -50,7 +52,7 @@ class Rig:
         """Fail unless the same engine gives the same control answer."""
         assert self.ask(self.control) == self.answer
         assert self.server.process.poll() is None
-        assert self.server.engine().pid == self.engine_pid
+        assert self.engine is not None and is_running(self.engine)
 
 
 class Crowd:

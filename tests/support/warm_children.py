@@ -22,29 +22,42 @@ import inspect
 import itertools
 import json
 import os
+import re
+import runpy
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dovetail import registry
+from dovetail.config.rules.model.transformers_models import known_classes
 from dovetail.processes import process
 from dovetail.registry import discovery
+from dovetail.registry.kinds import KINDS
+from dovetail.registry.registry import default
+from dovetail.server.launch.engine_start import METRICS_VARIABLE
+from dovetail_kernels.cpu import library
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 API = "dovetail.server.launch.api_process"
 SERVER = "dovetail_plugins.commands._server_child"
-PARENTS = ("dovetail", ENGINE, SERVER)
-"""The modules whose processes start some of CHILDREN."""
+SCRIPT = ".py"
+PARENTS = ("dovetail", ENGINE, API, SERVER, SCRIPT)
+"""The modules, and scripts, whose processes start some of CHILDREN."""
 COMPILER = "dovetail.structured_output.compile_worker"
-CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER)
+TEXTS = "dovetail.engine.client.text.text_worker"
+PULLER = "dovetail_plugins.gateway.manage.pull_child"
+QUANTIZER = "dovetail_plugins.gateway.manage.quantize_child"
+TRIALS = ("dovetail_plugins.inspect.trial_child", "dovetail_plugins.tune.trial_child")
+CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER, TEXTS, PULLER, QUANTIZER, *TRIALS)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
     *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
@@ -52,16 +65,25 @@ IMPORTS = (
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
     *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
-    *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers"),
+    *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers", "uvicorn.lifespan.off"),
+    *("anyio._backends._asyncio", "pydantic.v1", "encodings.idna", "encodings.unicode_escape"),
+    *("dovetail.cli.parser", "dovetail.config.rules.one_model", "dovetail.engine.kv.paged"),
+    *("dovetail_plugins.attention._native_step", "dovetail_plugins.load_formats._shards"),
+    *("dovetail_plugins.model_types._other_names", "dovetail_plugins.tokenizers._fast"),
+    *("dovetail_plugins.workers._engine_imports", "dovetail.runner.worker.sleep"),
 )
-ENGINES_KINDS = ("attention_backend", "load_format", "logits_processor", "renderer")
-SERVERS_KIND = "api"
-"""The kinds whose plugins nearly every engine or server imports."""
+SERVERS_IMPORTS = (
+    *("dovetail.server.launch.lifecycle", "dovetail.server.launch.preview"),
+    *("dovetail.server.launch.settings", "dovetail_plugins.gates._door"),
+)
+SERVERS_KINDS = ("api", "stat_logger")
+"""Modules, and the kinds of plugins, that import NOT_YET."""
 NOT_YET = "prometheus_client"
 """A package that reads its variable when it is imported. A server of several processes sets it
-before, so that it starts without the plugins of SERVERS_KIND, which import the package."""
-SEVERAL_PROCESSES = ("api-server-count", "api_server_count", "--config", "--models")
-"""What the command line of such a server has, or of a gateway, one of whose models may have it."""
+before, so that it starts without the plugins of SERVERS_KINDS."""
+SEVERAL_PROCESSES = re.compile(r"\bapi[-_]server[-_]count\b")
+"""What the command line of such a server has, or the file of a gateway that starts one."""
+FILE_FLAGS = ("--config", "--models")
 COMMANDS = ("serve", "run", "run-batch")
 """Commands that start engines. Others are light, and some tests look at what they import."""
 AT_START = ("sitecustomize", "usercustomize")
@@ -71,12 +93,16 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 PATH = "PYTHONPATH"
 ROOTS = {str(Path(__file__).parents[2] / part) for part in ("core", "plugins", "kernels")}
-READ_AGAIN = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
+READ_AGAIN = (
+    *("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"),
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET"),
+)
 """Variables that one import reads, which a fork then makes once more."""
 READER = "huggingface_hub.constants"
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
-    *("XDG_DATA_HOME", "OLLAMA_MODELS", "PROMETHEUS_", *WAITING, *READ_AGAIN),
+    *("XDG_DATA_HOME", "OLLAMA_", "VLLM_", "PROMETHEUS_", *WAITING, *READ_AGAIN),
+    *("TORCHINDUCTOR_CACHE_DIR", "TERM", "TMPDIR", "CUDA_VISIBLE_DEVICES"),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -126,11 +152,11 @@ def _adopting() -> Iterator[None]:
 
 
 @cache
-def started() -> tuple[Forks, Forks]:
-    """Return a process that has IMPORTS, and one that has the plugins of SERVERS_KIND as well. They
-    end with this one."""
-    (ours, theirs), (more, their_more) = socket.socketpair(), socket.socketpair()
-    numbers = [theirs.fileno(), their_more.fileno()]
+def started() -> tuple[Forks, Forks, Forks]:
+    """Return a process that has IMPORTS, one that has what servers import as well, and one that has
+    it for servers of several processes. They end with this one."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    numbers = [theirs.fileno() for _, theirs in pairs]
     environment = process.child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     started_process = subprocess.Popen(
         [sys.executable, "-P", "-m", "support.warm_children", *map(str, numbers), ROOM],
@@ -138,16 +164,17 @@ def started() -> tuple[Forks, Forks]:
         env=environment | WAITING,
         pass_fds=numbers,
     )
-    theirs.close()
-    their_more.close()
+    for _, theirs in pairs:
+        theirs.close()
 
     def end() -> None:
-        ours.close()
-        more.close()
+        for ours, _ in pairs:
+            ours.close()
         started_process.wait(60)
 
     atexit.register(end)
-    return Forks(ours, environment), Forks(more, environment)
+    first, second, third = (Forks(ours, environment) for ours, _ in pairs)
+    return first, second, third
 
 
 def forked() -> Forks:
@@ -174,6 +201,9 @@ def _only_keep(number: int) -> None:
     os.dup2(null, 1)
     os.closerange(3, number)
     os.closerange(number + 1, 2 * OUT_OF_THE_WAY)
+
+
+USUAL = subprocess.Popen
 
 
 class WarmPopen(subprocess.Popen[Any]):
@@ -210,9 +240,14 @@ class WarmPopen(subprocess.Popen[Any]):
 
 def _source_for(words: Sequence[str]) -> Forks:
     """Return the process with the most imports that a command may have."""
-    imports, more_imports = started()
-    has_several = any(mark in word for word in map(str, words) for mark in SEVERAL_PROCESSES)
-    return imports if has_several or _module_of(words) != PARENTS[0] else more_imports
+    imports, one_server, several = started()
+    pairs = list(itertools.pairwise(map(str, words)))
+    if any(SEVERAL_PROCESSES.search(flag) and count != "1" for flag, count in pairs):
+        return several
+    files = (Path(file) for flag, file in pairs if flag in FILE_FLAGS)
+    told = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    is_alone = not any(map(SEVERAL_PROCESSES.search, told))
+    return one_server if is_alone and _module_of(words) == PARENTS[0] else imports
 
 
 def _is_warm(words: Any) -> bool:
@@ -226,9 +261,11 @@ def _is_plain(wanted: Mapping[str, Any]) -> bool:
 
 
 def _module_of(words: Any) -> str | None:
-    """Return the module that a command line runs: `process` runs the one after it."""
+    """Return the module that a command line runs, or SCRIPT. `process` runs the one after it."""
     if not isinstance(words, list) or words[0] != sys.executable:
         return None
+    if str(words[1]).endswith(SCRIPT):
+        return SCRIPT
     rest = words[2:] if words[1] == "-P" else words[1:]
     if rest[0] != "-m":
         return None
@@ -236,16 +273,26 @@ def _module_of(words: Any) -> str | None:
 
 
 @contextlib.contextmanager
+def cold_children() -> Iterator[None]:
+    """Start processes as users do while the with block runs, inside one of `warm_children`."""
+    warm = subprocess.Popen
+    subprocess.Popen = USUAL  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = warm  # type: ignore[misc]
+
+
+@contextlib.contextmanager
 def warm_children() -> Iterator[None]:
     """Fork commands, servers, engines and ranks while the with block runs. The imports are made
     when the first starts."""
     assert threading.current_thread() is threading.main_thread(), "children end with this thread"
-    usual = subprocess.Popen
     subprocess.Popen = WarmPopen  # type: ignore[misc]
     try:
         yield
     finally:
-        subprocess.Popen = usual  # type: ignore[misc]
+        subprocess.Popen = USUAL  # type: ignore[misc]
 
 
 def _imported(environment: Mapping[str, str]) -> dict[str, str]:
@@ -317,11 +364,21 @@ def _become(order: dict[str, Any], descriptors: Sequence[int], between: int) -> 
 
 
 def _change_environment(environment: Mapping[str, str]) -> None:
-    before = {name: os.environ.get(name) for name in READ_AGAIN}
+    before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
-    if before != {name: os.environ.get(name) for name in READ_AGAIN}:
+
+    def is_other(*names: str) -> bool:
+        return any(before.get(name) != os.environ.get(name) for name in names)
+
+    if is_other(*READ_AGAIN):
         importlib.reload(sys.modules[READER])
+    if is_other("TMPDIR"):
+        tempfile.tempdir = None
+    if is_other(library.ISA_VARIABLE):
+        library._attempt.cache_clear()
+    if is_other(discovery.ALLOW_VARIABLE, discovery.FOREIGN_VARIABLE):
+        discovery.forget()
 
 
 def _write_command_line(words: Sequence[str]) -> None:
@@ -350,6 +407,10 @@ def _status_of(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
+    if words[1].endswith(SCRIPT):
+        sys.argv[:], sys.path[:0] = words[1:], [str(Path(words[1]).parent)]
+        runpy.run_path(words[1], run_name="__main__")
+        return 0
     at = words.index("-m") + 1
     if words[at] == process.__name__:
         return process.main(*words[at + 1 :])
@@ -358,36 +419,77 @@ def _run(words: Sequence[str]) -> int:
     return int(main.main())
 
 
-def main(number: int, more_number: int) -> None:
-    """Import IMPORTS, then fork a child for every order that comes on the first socket, and another
-    process, with the plugins of SERVERS_KIND, for those on the second. Both end with their socket.
-    """
+def main(number: int, *more: int) -> None:
+    """Import IMPORTS and the plugins, then fork a child for every order that comes on the first
+    socket. Two more processes have what servers import: of one process, and of several. Each ends
+    with its socket."""
+    gc.disable()
     for name in IMPORTS:
         importlib.import_module(name)
-    _import_plugins(*ENGINES_KINDS)
+    _load_plugins(set(KINDS).difference(SERVERS_KINDS))
+    library.missing_reason()
+    known_classes()
     assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
     _settle()
-    if os.fork() == 0:
-        os.close(number)
-        _import_plugins(SERVERS_KIND)
-        number = more_number
-        _settle()
+    ways: tuple[Any, ...] = (contextlib.nullcontext, _metrics_in_files)
+    for other, importing in zip(more, ways, strict=True):
+        if os.fork() == 0:
+            _only_keep(other)
+            with importing():
+                for name in SERVERS_IMPORTS:
+                    importlib.import_module(name)
+                _load_plugins(SERVERS_KINDS)
+            _settle()
+            number = other
+            break
     else:
-        os.close(more_number)
+        _only_keep(number)
     _serve(socket.socket(fileno=number))
 
 
-def _import_plugins(*kinds: str) -> None:
+@contextlib.contextmanager
+def _metrics_in_files() -> Iterator[None]:
+    """Make metrics that each process keeps in a file: of its own, in the folder that it has when it
+    first touches one; of this process, in none."""
+    os.environ[METRICS_VARIABLE] = os.devnull
+    from prometheus_client import values
+
+    usual = values.MmapedDict
+    values.MmapedDict = NoFile  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        values.MmapedDict = usual  # type: ignore[misc]
+        del os.environ[METRICS_VARIABLE]
+
+
+class NoFile:
+    """What a process that only imports has in place of its metrics' file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        """Return a value and its time."""
+        return 0.0, 0.0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _load_plugins(kinds: Iterable[str]) -> None:
+    """Import and check the plugins of some kinds."""
     for entry in itertools.chain.from_iterable(map(registry.entries, kinds)):
-        importlib.import_module(entry.module)
+        default.load_target(entry.kind, entry.target)
 
 
 def _settle() -> None:
     """Prepare for forks: they have one thread, and a collection would copy every page."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))
