@@ -75,6 +75,7 @@ def test_every_event_is_of_the_clients_types(
             assert item.get(field) == expected.get(field)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("at", range(1, 40, 4))
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_cut_anywhere_is_of_the_clients_types(name: str, at: int) -> None:

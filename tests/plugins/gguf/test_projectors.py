@@ -107,6 +107,7 @@ def kinds_of(family: str) -> list[str]:
     return ["audio" if family in SOUND_FAMILIES else "image"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("family", "kind"), [(family, kind) for family in FAMILIES for kind in kinds_of(family)]
 )

@@ -148,6 +148,7 @@ def config_of(method: str, prefix: str) -> dict[str, Any]:
     }[method]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("architecture", SIGHTED)
 @pytest.mark.parametrize("method", FORMATS)
