@@ -50,6 +50,7 @@ def prompt_of(engine: FakeAsyncEngine) -> str:
     return engine.tokenizer.decode(engine.asked[-1][2]["prompt"])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("finish_reason", ["stop", "length"])
 @pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])

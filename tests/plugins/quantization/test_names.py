@@ -157,6 +157,7 @@ def test_names_behind_a_prefix(method: str, architecture: str, prefix: str, tmp_
     agrees(tmp_path, architecture, is_packed, quant_method=method, **config_of(method, prefix))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("architecture", [*SIGHTED, "LlamaForCausalLM"])
 def test_a_layer_in_full_precision_that_no_list_names(
@@ -215,6 +216,7 @@ def test_an_expression_that_looks_for_what_is_not_there(tmp_path: Path) -> None:
 PART = (("q_proj", "up_proj"), ("k_proj",), ("v_proj", "gate_proj"))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("alone", PART, ids="+".join)
 @pytest.mark.parametrize("method", FORMATS)
 def test_one_of_a_fused_layer_in_full_precision(
