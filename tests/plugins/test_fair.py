@@ -26,7 +26,6 @@ from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.shortest_first import ShortestFirst
 from dovetail_testing.fakes.objects import FakeRequest
 from dovetail_testing.simulate import SimSettings, simulate
-from support.samples import sample_of
 
 PROMPT_COST, ANSWER_COST = 1.0, 2.0
 STEP_S, TOKEN_S = 0.01, 0.00005
@@ -159,21 +158,21 @@ def backlogged(
     return engine, differences
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("weights", [{"ann": 1.0, "bob": 1.0}, {"ann": 1.0, "bob": 3.0}])
 def test_the_service_of_backlogged_owners_differs_by_a_constant(
     name: str, weights: dict[str, float]
 ) -> None:
     """Theorem 4.4 of the paper: at most 2 max(w_p L, w_q M) in any interval, over 10,000 steps; L
-    is the longest prompt, M what the running requests hold at most. `make test`: 3,000 steps."""
+    is the longest prompt, M what the running requests hold at most."""
     settings = SETTINGS[name]
-    num_steps = sample_of(10_000, 3_000)
-    engine, differences = backlogged(fair(), settings, weights, num_steps)
+    engine, differences = backlogged(fair(), settings, weights, 10_000)
     held = min(settings.num_blocks * 4, settings.max_rows * settings.max_model_tokens)
     bound = 2 * max(PROMPT_COST * settings.max_model_tokens, ANSWER_COST * held)
     assert max(differences) - min(differences) <= bound
-    assert sum(engine.service.values()) > num_steps / 200 * bound
-    assert engine.hits > num_steps / 10
+    assert sum(engine.service.values()) > 50 * bound
+    assert engine.hits > 1000
     assert engine.preempted > 10 or name == "plain"
 
 

@@ -67,7 +67,7 @@ def query(**changes: Any) -> AttentionQuery:
 
 def interpreted(*arguments: str) -> str:
     """Return what a process prints in which kernels are interpreted and nothing is native."""
-    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels", "tests"))
     env = os.environ | {
         ISA_VARIABLE: "none", VARIABLE: "1", "PYTHONPATH": folders, "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
