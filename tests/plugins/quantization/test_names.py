@@ -28,6 +28,8 @@ from support.packed_layers import (
 )
 from support.tiny_media import write_media_checkpoint
 
+pytestmark = pytest.mark.any_isa  # which layers have which codes: kernels are tried elsewhere
+
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 EXACT = 1e-3
