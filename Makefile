@@ -33,6 +33,10 @@ ISA_ENGINES := $(addprefix tests/, plugins/quantization plugins/gguf/test_models
   what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
   e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
+# The conformance kit checks each clause of a kind with many plugins, such as models, on a third of
+# them; `dovetail plugins check` alone, or with a plugin's name, checks all. Ranks are forks.
+KIT := --dovetail-sample 3 -p support.warm_kit
+
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
 
@@ -61,7 +65,7 @@ test:
 	|| { echo 'What failed beside other tests runs once more, alone:'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none --note-alone build/passed-alone.txt; }
 	$(call stage,check plugins)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST)' $(BIN)/dovetail plugins check
+	PYTHONPATH=tests OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTEST_ADDOPTS='-n $(WORKERS) $(DIST) $(KIT)' $(BIN)/dovetail plugins check
 
 # Core on its own: the plugins are as good as absent. What passes so is noted, and `make test` runs it
 # no second time.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.abc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -55,7 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every", metavar="N", type=int, default=1, help="run each N-th case of tests of few_isa"
     )
-    parser.addoption("--skip-noted", metavar="FILE", help="leave out the tests named in a file")
+    parser.addoption(
+        "--skip-noted", metavar="FILE", help="leave out the tests, and whole files, named in a file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,19 +115,50 @@ class Alone:
 
 
 class Noted:
-    """Writes the names of the tests that passed: what passes without the plugins need not run
-    again with them."""
+    """Writes the names of the tests that passed, and of the files of which every test did: what
+    passes without the plugins need not run again with them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names: list[str] = []
+        self.files: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        self.files[file] = self.files.get(file, True) and report.passed
         if report.when == "call" and report.passed:
             self.names.append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        self.path.write_text("\n".join(self.names), encoding="utf-8")
+        whole = [file for file, has_passed in self.files.items() if has_passed]
+        self.path.write_text("\n".join([*whole, *self.names]), encoding="utf-8")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import files whose tests have all passed."""
+    file = collection_path.as_posix().removeprefix(f"{config.rootpath}/")
+    return True if file in _noted(config) else None
+
+
+@cache
+def _noted(config: pytest.Config) -> frozenset[str]:
+    noted = config.getoption("--skip-noted")
+    return frozenset(Path(noted).read_text(encoding="utf-8").split("\n")) if noted else frozenset()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each of several workers begin a folder at another place: what one of them has compiled,
+    the others read. Tests are sorted in the end."""
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and isinstance(collector, pytest.Dir) and report.passed:
+        parts = report.result
+        first = int(worker) * len(parts) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = [*parts[first:], *parts[:first]]
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -136,10 +170,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = {item for item in left if item.nodeid not in config.args}  # what is named runs
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
-    noted = config.getoption("--skip-noted")
-    if not noted:
-        return
-    names = set(Path(noted).read_text(encoding="utf-8").split("\n"))
+    names = _noted(config)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
     items[:] = [item for item in items if item.nodeid not in names]
 
@@ -169,9 +200,9 @@ LONGEST = ("conformance", "kernels", "e2e", "benchmarks", "contrib", "plugins")
 takes a minute must not be the last."""
 
 
-def _turn(item: pytest.Item) -> int:
+def _turn(item: pytest.Item) -> tuple[int, tuple[str, ...]]:
     folder = item.nodeid.removeprefix("tests/").partition("/")[0]
-    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+    return LONGEST.index(folder) if folder in LONGEST else len(LONGEST), item.path.parts
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, default=90, help="what compile compiles for")
     parser.add_argument("--write", action="store_true", help="tune keeps what it found")
     parser.add_argument("--most", type=int, default=1000, help="cases of an op that compile takes")
+    parser.add_argument("--every", type=int, default=1, help="test checks each N-th case of an op")
     parser.add_argument(
         "--products", action="store_true", help="compile tells the matrix instructions of kernels"
     )
@@ -59,12 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.command == "perf":
         print_times(ops, device, chosen.implementation or [])
         return 0
-    return _test(ops, device, chosen.implementation or [])
+    return _test(ops, device, chosen.implementation or [], chosen.every)
 
 
-def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
-    """Compare implementations with the reference: those wanted, all if there are none. The
-    reference must be finite and stable.
+def _test(ops: list[Op], device: torch.device, wanted: list[str], every: int) -> int:
+    """Compare implementations with the reference in each `every`-th case: those wanted, all if
+    there are none. The reference must be finite and stable.
 
     If Triton kernels are interpreted, only small cases run.
     """
@@ -72,7 +73,7 @@ def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
     for op in ops:
         names = ["reference", *(i.name for i in op.implementations)]
         names = [name for name in names if not wanted or name in wanted]
-        for case in op.small_cases() if interprets() else op.cases():
+        for case in (op.small_cases() if interprets() else op.cases())[::every]:
             for name in names:
                 fault = check_case(op, case, name, device)
                 passed += fault is None

@@ -3,7 +3,7 @@
 `python -m dovetail_testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
 standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
 which most plugins need, is imported once for several modules and its memory shared by fork; no
-parallel region runs before. For many models, their shared modules are imported once too.
+parallel region runs before. For many plugins of a kind, their shared modules are imported once too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from dovetail.processes.process import child_environment
 
 Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300
-MANY_MODELS = 8
-SHARED = ("transformers.modeling_utils", "transformers.models.auto", "dovetail.layers.decoder")
-"""Imports of model plugins that no plugin lists as a package."""
+MANY = 8
+SHARED = {
+    "model": (
+        *("transformers.modeling_utils", "transformers.models.auto", "dovetail.layers.decoder"),
+    ),
+    "api": (
+        *("fastapi", "dovetail.server.generate.body.chat"),
+        "dovetail.server.generate.tools.tool_choice",
+    ),
+}
+"""Imports of many plugins of a kind that no plugin lists as a package."""
 
 
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
@@ -59,9 +67,10 @@ def _main() -> None:
     importlib.import_module("dovetail.registry")
     answers = _import_groups([group for group in groups if any(one[2] for one in group)])
     groups = [group for group in groups if not any(one[2] for one in group)]
-    if sum(group[0][0] == "model" for group in groups) >= MANY_MODELS:
-        for name in SHARED:
-            importlib.import_module(name)
+    for kind, names in SHARED.items():
+        if sum(group[0][0] == kind for group in groups) >= MANY:
+            for name in names:
+                importlib.import_module(name)
     print(json.dumps(answers | _import_groups(groups)))
 
 

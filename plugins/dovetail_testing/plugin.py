@@ -11,8 +11,10 @@ import gc
 import sys
 from collections.abc import Generator, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -23,12 +25,17 @@ from dovetail.registry import KINDS, Entry
 from dovetail_testing.contract import SECOND_FILES, clause_name, gates_of
 
 FEW_MODULES, MANY_MODULES = 20, 200
+MANY_PLUGINS = 20
 OPTION = "--dovetail-plugin"
 CLAUSE_OPTION = "--dovetail-clause"
+SAMPLE_OPTION = "--dovetail-sample"
+FRESH = "fresh"
+"""The fixture of clauses that import a plugin in a process of its own. Other clauses of all kinds
+are too cheap to be sampled."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --dovetail-plugin KIND[:NAME] and --dovetail-clause CLAUSE."""
+    """Add --dovetail-plugin KIND[:NAME], --dovetail-clause CLAUSE and --dovetail-sample N."""
     parser.addoption(
         OPTION,
         action="append",
@@ -43,6 +50,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="CLAUSE",
         help="run only these clauses, with their parameters or without",
     )
+    parser.addoption(
+        SAMPLE_OPTION,
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"if no plugin is chosen, run a clause on every N-th plugin of a kind that has over "
+        f"{MANY_PLUGINS}; other clauses have others",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,8 +67,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     words = tuple(metafunc.config.getoption(OPTION))
     entries = [entry for entry in chosen(words) if kind in ("*", entry.kind)]
+    if not words and (kind != "*" or FRESH in metafunc.fixturenames):
+        shift = crc32((FRESH if kind == "*" else metafunc.function.__name__).encode())
+        entries = _sample(entries, metafunc.config.getoption(SAMPLE_OPTION), shift)
     names = [f"{entry.kind}:{entry.id}" if kind == "*" else entry.id for entry in entries]
     metafunc.parametrize("entry", entries, ids=names, scope="class")
+
+
+def _sample(entries: Sequence[Entry], every: int, shift: int) -> list[Entry]:
+    """Return every so many-th entry of each kind that has many, and all others."""
+    found: list[Entry] = []
+    for _, group in groupby(entries, key=lambda entry: entry.kind):
+        of_kind = list(group)
+        found += of_kind[shift % every :: every] if len(of_kind) > MANY_PLUGINS else of_kind
+    return found
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -155,6 +182,12 @@ def chosen(words: Sequence[str]) -> list[Entry]:
     for entry in entries:
         first.setdefault((entry.kind, entry.target), entry)
     return list(first.values())
+
+
+def entries_for(fixture: str, request: pytest.FixtureRequest) -> list[Entry]:
+    """Return the entries whose clauses use a fixture in this run."""
+    items = [item for item in request.session.items if fixture in getattr(item, "fixturenames", ())]
+    return list(dict.fromkeys(item.callspec.params["entry"] for item in items))  # type: ignore[attr-defined]
 
 
 @pytest.fixture

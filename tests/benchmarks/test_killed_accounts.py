@@ -44,6 +44,7 @@ def test_a_key_that_nobody_used_is_found() -> None:
     assert len(wrong_accounts(seen(), {"ann": [2, 30, 16, 4], "bob": [1, 1, 0, 1]})) == 1
 
 
+@pytest.mark.full_only
 @pytest.mark.timeout(900)
 def test_a_server_that_is_killed_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, requests=1000, kills=2, keys=50, connections=16) == []

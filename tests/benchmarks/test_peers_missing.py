@@ -242,6 +242,7 @@ def test_commands_start_as_their_page_says(name: str) -> None:
     assert f"benchmarks.peers.{name}" in done.stdout
 
 
+@pytest.mark.full_only
 @pytest.mark.e2e
 def test_a_run_goes_to_its_end_where_no_peer_is_installed(
     load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

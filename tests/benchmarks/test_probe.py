@@ -86,6 +86,7 @@ def test_a_process_that_dies_is_told(probe: Any) -> None:
     assert told["skipped"]["read_gb_s"] == "its process ended before it"
 
 
+@pytest.mark.full_only
 def test_the_real_probe_answers(probe: Any) -> None:
     told = probe.probe(1)
     assert set(told) | set(told.get("skipped", ())) == {

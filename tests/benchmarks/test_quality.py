@@ -112,13 +112,13 @@ def test_text_is_the_same_prose_for_everybody(load: Any) -> None:
     assert all(len(text) > 4000 for text in module.topics(module.TOPICS))
 
 
-def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
-    """float32 is the reference over again, in prompts and in decoding; an 8-bit cache is not."""
+def run(folder: Path, rows: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a whole run on the demo model, by name."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.quality", str(DEMO_PATH), "--quick"),
-            *("--rows", "file, ngram drafts;float32;KV int8;llama.cpp", "--threads", "1"),
-            *("--work", str(tmp_path), "--json", str(tmp_path / "rows.jsonl")),
+            *("--rows", rows, "--threads", "1"),
+            *("--work", str(folder), "--json", str(folder / "rows.jsonl")),
         ],
         cwd=ROOT,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
@@ -127,14 +127,23 @@ def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
         timeout=280,
         check=False,
     )
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    by_name = {row["row"]: row for row in rows}
     assert done.returncode == 0, (done.stdout, done.stderr)
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    return {row["row"]: row for row in map(json.loads, lines)}
+
+
+def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
+    """float32 is the reference over again, in prompts and in decoding; an 8-bit cache is not."""
+    by_name = run(tmp_path, "float32;KV int8;llama.cpp")
     exact, cached = by_name["float32"], by_name["KV int8"]
     assert exact["tokens"] == 2 * 511 and exact["decoding"]["tokens"] == 2 * 17
     assert max(exact["mean"], exact["decoding"]["mean"]) < 1e-4 < cached["mean"]
     assert exact["top1"] > 0.999 and exact["kl"] < 1e-6 < cached["kl"]
     assert exact["missed"] == [] and 0 < exact["weights_mib"] < exact["peak_mib"]
-    drafted = by_name["file, ngram drafts"]["decoding"]
-    assert drafted["tokens"] == 2 * 17 and drafted["tokens_per_step"] >= 1
     assert "absent" in by_name["llama.cpp"]["error"]
+
+
+@pytest.mark.full_only
+def test_a_run_with_drafts(tmp_path: Path) -> None:
+    drafted = run(tmp_path, "file, ngram drafts")["file, ngram drafts"]["decoding"]
+    assert drafted["tokens"] == 2 * 17 and drafted["tokens_per_step"] >= 1

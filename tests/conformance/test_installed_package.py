@@ -104,6 +104,7 @@ def test_a_file_written_for_vllm(python: Path) -> None:
     assert run(python, "-c", code, file).strip() == "regex_calls@regex_calls.py"
 
 
+@pytest.mark.full_only
 def test_the_device_passes_the_kit(python: Path) -> None:
     words = ("-m", "dovetail", "plugins", "check", *DEVICE, "--json")
     answer = json.loads(run(python, *words, PRETEND_DEVICE="1"))

@@ -46,6 +46,7 @@ def join(ranks: Ranks, size: int, name: str, **more: Any) -> None:
     assert told == ["joined"] * size
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("size", "isa"), [*((2, i) for i in ISAS), (3, None), (4, None)])
 def test_cases(processes: Ranks, name: str, size: int, isa: str | None) -> None:
     join(processes, size, name, isa=isa)

@@ -95,6 +95,7 @@ def drawn(low: int, high: int, odd: int) -> tuple[list[list[int]], list[int]]:
     return codes, registers + ([4 * odd] * 4 if high == 1 else [])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize(("low", "high"), INTEGERS)
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
@@ -121,6 +122,7 @@ def test_codes_of_e2m1(dtype: torch.dtype) -> None:
             assert floats(register, dtype).tolist() == wanted
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize(("low", "high"), INTEGERS)
 def test_codes_as_int8(low: int, high: int, odd: int) -> None:

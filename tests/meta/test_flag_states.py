@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,8 @@ def text_of(place: str) -> str:
         if name in defined and name not in seen:
             seen.add(name)
             wanted += names_in(defined[name])
-    return "\n".join(whole_text(source, defined[name]) for name in sorted(seen))
+    lines = source.splitlines()
+    return "\n".join(whole_text(lines, defined[name]) for name in sorted(seen))
 
 
 def defined_names(node: ast.stmt) -> list[str]:
@@ -246,10 +248,10 @@ def names_in(node: ast.AST) -> list[str]:
     return used + [inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)]
 
 
-def whole_text(source: str, node: ast.stmt) -> str:
-    """Return a statement's source, decorators included."""
-    parts = [*getattr(node, "decorator_list", ()), node]
-    return "\n".join(ast.get_source_segment(source, part) or "" for part in parts)
+def whole_text(lines: Sequence[str], node: ast.stmt) -> str:
+    """Return a statement's lines, decorators included."""
+    first = min(part.lineno for part in (*getattr(node, "decorator_list", ()), node))
+    return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 def test_states_are_three() -> None:

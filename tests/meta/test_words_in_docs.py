@@ -172,13 +172,8 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_variables_exist(page: Path) -> None:
-    sources = [
-        *ROOT.glob("core/**/*.py"),
-        *ROOT.glob("plugins/**/*.py"),
-        *ROOT.glob("kernels/**/*.py"),
-    ]
     page_of_all = (ROOT / "docs/reference/variables.md").read_text()
-    known = all_words(tuple(sources)) | set(re.findall(r"\b(?:DOVETAIL|VLLM)_\w+", page_of_all))
+    known = all_words() | set(re.findall(r"\b(?:DOVETAIL|VLLM)_\w+", page_of_all))
     known |= {"DOVETAIL_" + flag[2:].upper().replace("-", "_") for flag in flags()}
     known |= {"DOVETAIL_MODEL"}  # the positional argument
     for name in set(re.findall(r"\b((?:DOVETAIL|VLLM)_[A-Z][A-Z_0-9]*[A-Z0-9])\b", text_of(page))):
@@ -186,10 +181,11 @@ def test_variables_exist(page: Path) -> None:
 
 
 @cache
-def all_words(files: tuple[Path, ...]) -> frozenset[str]:
+def all_words() -> frozenset[str]:
     found: set[str] = set()
-    for file in files:
-        found.update(re.findall(r"\b(?:DOVETAIL|VLLM)_[A-Z_0-9]+\b", file.read_text()))
+    for folder in ("core", "plugins", "kernels"):
+        for file in ROOT.glob(f"{folder}/**/*.py"):
+            found.update(re.findall(r"\b(?:DOVETAIL|VLLM)_[A-Z_0-9]+\b", file.read_text()))
     return frozenset(found)
 
 

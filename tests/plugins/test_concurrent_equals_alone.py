@@ -189,6 +189,7 @@ def alone(way: Way) -> dict[str, Answer]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("async_steps", [False, True], ids=["in_turn", "one_ahead"])
 @pytest.mark.parametrize("is_roomy", [True, False], ids=["roomy", "preempting"])

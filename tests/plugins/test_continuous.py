@@ -17,8 +17,9 @@ from dovetail_plugins.schedulers.continuous import ContinuousOptions, Continuous
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst
 from dovetail_testing.simulate import SimSettings, simulate
+from support.samples import sample_of
 
-NUM_SIMULATED_STEPS = 100_000
+NUM_SIMULATED_STEPS = sample_of(100_000, 30_000)
 
 
 class Rig:

@@ -158,6 +158,7 @@ def backlogged(
     return engine, differences
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("weights", [{"ann": 1.0, "bob": 1.0}, {"ann": 1.0, "bob": 3.0}])
 def test_the_service_of_backlogged_owners_differs_by_a_constant(

@@ -18,8 +18,10 @@ from dovetail.server.generate.events import (
     Session,
     SessionPlan,
 )
-from dovetail_testing.text_splits import cuts, parse_in_pieces, random_cuts
+from dovetail_testing.text_splits import parse_in_pieces, random_cuts
+from support.cut_texts import cuts
 from support.parser_fuzz import random_text
+from support.samples import sample_of
 from support.serving import NameAndJson
 
 FAMILIES = [
@@ -101,7 +103,7 @@ def test_hostile_texts_in_open_thinking(reasoning_name: str, tool_name: str) -> 
     tool_parser = made("tool_parser", tool_name)
     markers = made("reasoning_parser", reasoning_name).markers
     chance = random.Random(5)
-    for number in range(30):
+    for number in range(sample_of(30, 10)):
         text = random_text(tool_parser, chance)
         text += chance.choice(("", "", markers.end, f"{markers.end} so", markers.start))
 

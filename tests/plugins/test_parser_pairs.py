@@ -34,6 +34,7 @@ def reasoning_parsers() -> list[ReasoningParser]:
 THINKING = reasoning_parsers()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 def test_pairs_of_parsers_do_not_depend_on_cuts(name: str) -> None:
     parser, chance = TOOL_PARSERS[name], random.Random(name)

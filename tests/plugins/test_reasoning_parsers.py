@@ -14,8 +14,9 @@ from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
 from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.parser_fuzz import examples
+from support.samples import sample_of
 
-NUM_CUTS = 400
+NUM_CUTS = sample_of(400, 100)
 
 
 def made(name: str) -> ReasoningParser:

@@ -33,6 +33,7 @@ def query(**changes: Any) -> AttentionQuery:
     return AttentionQuery(head_size=32, block_tokens=16, **fields)
 
 
+@pytest.mark.few_isa
 @pytest.mark.parametrize("name", [n for n in CASES if n.endswith("float32")])
 @pytest.mark.parametrize("gather_bytes", [1, 20_000], ids=["row_by_row", "few_rows"])
 def test_decodes_in_several_chunks(
@@ -80,6 +81,7 @@ def test_a_model_draws_the_same_as_by_the_definition(window: int | None) -> None
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.any_isa
 @pytest.mark.parametrize(
     "module",
     [

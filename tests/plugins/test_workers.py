@@ -173,7 +173,7 @@ worker.shutdown()
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="one core: no thread waits for another")
 @pytest.mark.skipif(missing_reason() is not None, reason="no native kernels, whose cores it takes")
-@pytest.mark.parametrize("told", ["", "ACTIVE"])
+@pytest.mark.parametrize("told", ["", pytest.param("ACTIVE", marks=pytest.mark.full_only)])
 def test_idle_threads_of_a_torch_that_was_there_before_sleep(told: str) -> None:
     """They wait awake for milliseconds otherwise, and do where a user has said so."""
     rest = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}

@@ -21,7 +21,10 @@ VARIABLE = "KIT_PAIRS"
 def variables(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return what the kit's process needs in its environment. A pair is KIND:ID and a clause,
     whose name may be empty: all of them."""
-    return {"PYTEST_ADDOPTS": f"-p {__name__}", VARIABLE: json.dumps(list(pairs))}
+    return {
+        "PYTEST_ADDOPTS": f"-p {__name__} -p support.warm_kit",
+        VARIABLE: json.dumps(list(pairs)),
+    }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

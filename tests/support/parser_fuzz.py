@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 from dovetail.errors import PluginError
 from dovetail.interfaces.data.text import Layout, Markers, Tag
@@ -94,10 +95,11 @@ def long_texts(parser: ToolParser, num_chars: int) -> Iterator[str]:
         yield text * (num_chars // len(text))
 
 
-def longest_s(parser: ToolParser, num_chars: int) -> float:
-    """Return the most CPU seconds that one such text takes, in one piece or in small ones."""
+def longest_s(parser: ToolParser, num_chars: int, every: int = 1) -> float:
+    """Return the most CPU seconds that one such text takes, in one piece or in small ones; of each
+    `every`-th."""
     longest = 0.0
-    for text in long_texts(parser, num_chars):
+    for text in islice(long_texts(parser, num_chars), 0, None, every):
         small = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
         for pieces in (small, [text]):
             start_s = time.process_time()

@@ -12,9 +12,10 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.structured_output import Vocabulary
+from support.samples import sample_of
 
 VOCAB = 300
-COUNT = 1000
+COUNT = sample_of(1000, 250)
 
 
 def random_logits(count: int = COUNT, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:

@@ -20,7 +20,7 @@ from dovetail.interfaces.model import BuildContext, Model
 from dovetail.registry import Entry
 from dovetail_testing.contract import model_spec, requires, without
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
-from dovetail_testing.plugin import OPTION, chosen
+from dovetail_testing.plugin import entries_for
 from dovetail_testing.ranks import ODD_AND_EVEN, RankModel, divided_logits
 from dovetail_testing.ranks import TOKENS as RANK_TOKENS
 from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
@@ -78,9 +78,8 @@ def two_ranks(
     request: pytest.FixtureRequest, checkpoints: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """Return a function from an entry, and a placement of experts, to its (folder, logits of two
-    ranks). All are run by one pair of processes."""
-    found = chosen(tuple(request.config.getoption(OPTION)))
-    mine = [entry for entry in found if entry.kind == "model" and entry.name != BACKED]
+    ranks). All that clauses of this run ask for are run by one pair of processes."""
+    mine = [entry for entry in entries_for("two_ranks", request) if entry.name != BACKED]
     models = [
         RankModel(str(checkpoints(architecture_of(entry))[0]), entry.name, placement)
         for entry in mine

@@ -20,13 +20,13 @@ from dovetail.registry.options import as_text, options_for
 from dovetail.registry.verify import verify
 from dovetail_testing.contract import files_of
 from dovetail_testing.isolated_import import import_each
-from dovetail_testing.plugin import OPTION, chosen
+from dovetail_testing.plugin import FRESH, entries_for
 
 
 @pytest.fixture(scope="session")
 def fresh(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """Return the result of importing each plugin in a fresh process."""
-    entries = chosen(tuple(request.config.getoption(OPTION)))
+    """Return the result of importing each plugin that a clause asks for in a fresh process."""
+    entries = entries_for(FRESH, request)
     return import_each([(entry.kind, entry.target, _packages(entry)) for entry in entries])
 
 

@@ -363,6 +363,7 @@ def test_constants_that_json_cannot_write_are_refused(schema: dict[str, Any]) ->
     assert caught.value.pointer in ("/const", "/enum")
 
 
+@pytest.mark.full_only
 def test_a_search_without_an_end_is_the_schemas_fault() -> None:
     """Telling 500 branches apart pair by pair takes more work than one schema may cost."""
 

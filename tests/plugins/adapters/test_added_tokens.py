@@ -175,6 +175,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_running(tiny: Made, way: str) -> None:
     with LLM(str(tiny.folder), **(FLAGS | WAYS[way])) as llm:

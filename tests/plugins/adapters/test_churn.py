@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.adapter_churn import churned
+from support.samples import sample_of
 
-ROUNDS = 240
+ROUNDS = sample_of(240, 80)
 
 
 def test_nothing_is_lost_and_memory_stays(tmp_path: Path) -> None:

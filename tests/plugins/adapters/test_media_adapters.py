@@ -47,6 +47,7 @@ def base_model(folder: Path) -> Any:
     return auto.from_pretrained(folder, dtype=torch.float32)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("family", sorted(MEDIA_FAMILIES))
 def test_media_choose_an_adapter(family: str, tmp_path: Path, picture: Any) -> None:
     import peft

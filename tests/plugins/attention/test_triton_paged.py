@@ -21,6 +21,7 @@ from dovetail_kernels.cpu.library import ISA_VARIABLE
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_plugins.attention.triton_paged import TritonPaged
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.samples import sample_of
 
 pytest.importorskip("triton")
 
@@ -66,7 +67,7 @@ def query(**changes: Any) -> AttentionQuery:
 
 def interpreted(*arguments: str) -> str:
     """Return what a process prints in which kernels are interpreted and nothing is native."""
-    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels", "tests"))
     env = os.environ | {
         ISA_VARIABLE: "none", VARIABLE: "1", "PYTHONPATH": folders, "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
@@ -110,14 +111,15 @@ def test_other_names_mean_the_same(name: str) -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    wanted = " or ".join(f"({clause})" for clause in CLAUSES)
+    chosen = CLAUSES[:: sample_of(1, 2)]
+    wanted = " or ".join(f"({clause})" for clause in chosen)
     told = interpreted(
         "-m", "pytest", "-q", "-p", "dovetail_testing.plugin", "-p", "no:cacheprovider",
         "--dovetail-plugin", "attention_backend:triton", "--pyargs", "dovetail_testing.contracts",
         "-k", wanted,
     )  # fmt: skip
     assert "failed" not in told and "skipped" not in told
-    assert int(told.split(" passed")[0].split()[-1]) >= len(CLAUSES)
+    assert int(told.split(" passed")[0].split()[-1]) >= len(chosen)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_scenes(scenes: tuple[str, ...]) -> None:
 @pytest.mark.e2e
 def test_models_draw_what_they_draw_with_torch(tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, greedy: the same tokens, and logprobs as close as sums."""
-    names = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Gemma3nForCausalLM")
+    names = ("Gemma3ForCausalLM", "Gemma3nForCausalLM", "LlamaForCausalLM")[: sample_of(3, 2)]
     paths = [str(write_tiny_checkpoint(tmp_path / name, name)) for name in names]
     lines = interpreted(__file__, "model", *paths).splitlines()[-len(names) :]
     for name, line in zip(names, lines, strict=True):

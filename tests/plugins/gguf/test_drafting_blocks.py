@@ -48,6 +48,7 @@ def served(file: Path, **flags: Any) -> LLM:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("family", ARCHITECTURES)

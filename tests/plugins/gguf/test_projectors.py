@@ -137,6 +137,7 @@ def written(folder: Path, family: str) -> Path:
     return write_media_checkpoint(folder, family)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [(family, kind) for family in (*FAMILIES, *WHOLES) for kind in kinds_of(family)],

@@ -141,6 +141,7 @@ def test_while_loading(name: str, tmp_path: Path) -> None:
     compare(path, "--quantization", *LOADING[name])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("type_name", ["F16", *(t for t in QUANTIZED_TYPES if t != "NVFP4")])
 def test_of_gguf_files(type_name: str, tmp_path: Path) -> None:
     source = write_tiny_checkpoint(

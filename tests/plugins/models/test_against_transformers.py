@@ -424,6 +424,7 @@ def check_all_ways(path: Path, model: PagedModel) -> None:
     assert_same(again, want_short)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.few_isa
 @pytest.mark.parametrize("case", CASES)
 def test_native(folder: Any, case: str) -> None:

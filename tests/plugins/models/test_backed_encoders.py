@@ -107,6 +107,7 @@ def check(folder: Path, name: str, task: str, wanted: list[torch.Tensor]) -> Non
     assert max(one.std() for one in wanted) > 0.01, "numbers this flat would hide mistakes"
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_vectors(name: str, tmp_path: Path) -> None:
     model = written(tmp_path, name, "Model")
@@ -115,6 +116,7 @@ def test_vectors(name: str, tmp_path: Path) -> None:
     check(tmp_path, name, "token_embed", states)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("end", [SEQUENCE, TOKEN])
 def test_classes(name: str, end: str, tmp_path: Path) -> None:

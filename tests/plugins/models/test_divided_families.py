@@ -71,6 +71,7 @@ def pieces(model: PagedModel | StagedModel | DividedModel) -> torch.Tensor:
     return torch.cat([model.forward([(0, PROMPT[a:b])])[0] for a, b in cuts])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_and_stages_compute_as_one(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

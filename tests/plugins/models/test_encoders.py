@@ -370,6 +370,7 @@ def test_jina_on_two_ranks_and_one(tmp_path: Path) -> None:
             check(llm, "token_embed", states)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_compute_as_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

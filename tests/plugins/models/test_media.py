@@ -90,6 +90,7 @@ def test_greedy_text_is_that_of_transformers(llm: LLM, scenes: Any) -> None:
     verify(llm, scenes)
 
 
+@pytest.mark.sampled(every=3)
 def test_greedy_text_in_pieces(folder: Path, scenes: Any) -> None:
     """A step has less than a prompt, and, where images are computed whole, one of them."""
     config = json.loads((folder / "config.json").read_text())
@@ -148,6 +149,7 @@ def likely(result: Any) -> list[float]:
     return [entry.top_logprobs[0] for entry in result.outputs[0].logprobs]
 
 
+@pytest.mark.sampled(every=3)
 def test_another_picture_is_another_prefix(llm: LLM, folder: Path) -> None:
     text = f"words of its own: {load_processor(folder, '').image_token} what is it?"
     prompt = {"prompt": text, "multi_modal_data": {"image": [picture(20)]}}

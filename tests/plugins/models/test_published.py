@@ -28,6 +28,7 @@ CHATGLM: dict[str, Any] = {
 BACKED_CASES = ("kimi_k25", "exaone_moe", "internvl_backed")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in SAME_AS])
 def test_served_as_transformers_computes_the_same_model(tmp_path: Path, name: str) -> None:
     architecture, case = CASES[name]

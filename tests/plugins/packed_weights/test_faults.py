@@ -24,6 +24,7 @@ from dovetail_plugins.commands.cache_ls import CacheLsCommand
 from dovetail_plugins.commands.cache_verify import CacheVerifyCommand
 from dovetail_plugins.packed_weights import entry_file, folder, loading
 from dovetail_plugins.packed_weights.folder import SUFFIX, UNFINISHED, entries, make_room
+from support.samples import sample_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing is packed without the library")
 KEY = "k" * 40
@@ -191,7 +192,7 @@ def test_a_killed_writer_leaves_no_half_entry(tmp_path: Path) -> None:
     path = tmp_path / f"{KEY}{SUFFIX}"
     tests = Path(__file__).resolve().parents[2]
     choice = random.Random(3)
-    for _ in range(5):
+    for _ in range(sample_of(5, 2)):
         command = [sys.executable, "-c", WRITER, str(path), str(tests), *sys.path]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"

@@ -16,6 +16,8 @@ from support.dequantized import found_logprobs, wanted_logprobs
 from support.packed_layers import GROUP, as_gptq, eight_bit_gptq, eight_bit_matrix, four_bits
 from support.tiny_media import write_media_checkpoint
 
+pytestmark = pytest.mark.any_isa  # which layers have which codes: kernels are tried elsewhere
+
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 EXACT = 1e-3

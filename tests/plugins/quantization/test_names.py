@@ -28,6 +28,8 @@ from support.packed_layers import (
 )
 from support.tiny_media import write_media_checkpoint
 
+pytestmark = pytest.mark.any_isa  # which layers have which codes: kernels are tried elsewhere
+
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
 EXACT = 1e-3
@@ -148,6 +150,7 @@ def config_of(method: str, prefix: str) -> dict[str, Any]:
     }[method]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("architecture", SIGHTED)
 @pytest.mark.parametrize("method", FORMATS)
@@ -156,6 +159,7 @@ def test_names_behind_a_prefix(method: str, architecture: str, prefix: str, tmp_
     agrees(tmp_path, architecture, is_packed, quant_method=method, **config_of(method, prefix))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("architecture", [*SIGHTED, "LlamaForCausalLM"])
 def test_a_layer_in_full_precision_that_no_list_names(
@@ -214,6 +218,7 @@ def test_an_expression_that_looks_for_what_is_not_there(tmp_path: Path) -> None:
 PART = (("q_proj", "up_proj"), ("k_proj",), ("v_proj", "gate_proj"))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("alone", PART, ids="+".join)
 @pytest.mark.parametrize("method", FORMATS)
 def test_one_of_a_fused_layer_in_full_precision(

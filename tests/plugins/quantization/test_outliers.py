@@ -378,6 +378,7 @@ def bound_of(name: str, wanted: dict[str, torch.Tensor]) -> float:
     return min(BOUND, error(wanted["token"], wanted["meant"]) / MARGIN)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_by_default(name: str, folder: Path) -> None:
     wanted = simulated(name, folder)
@@ -400,6 +401,7 @@ def test_the_bound_tells_them_apart(name: str, folder: Path) -> None:
         assert by_group <= bound_of(name, wanted) / MARGIN
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_float_activations(name: str, folder: Path) -> None:
     """Nothing is rounded, also where the checkpoint says that it should be."""

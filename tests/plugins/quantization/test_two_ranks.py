@@ -300,6 +300,7 @@ def test_every_method_has_a_case() -> None:
     assert built_in - {"none"} == {case.method for case in CASES.values()} | {"compressed-tensors"}
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_are_the_whole(name: str) -> None:
     check(CASES[name], random_tensors(CASES[name]))

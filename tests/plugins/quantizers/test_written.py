@@ -162,6 +162,7 @@ OF_FAMILIES = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("architecture", "case"), OF_FAMILIES)
 def test_other_families(
     architecture: str, case: str, text: Path, meant: dict[str, torch.Tensor], tmp_path: Path

@@ -22,6 +22,7 @@ from support.agent_sessions import (
     share_of_repeated,
     write_model,
 )
+from support.samples import IS_FULL
 from support.whole_app import whole_client
 
 pytestmark = pytest.mark.usefixtures("with_test_models")
@@ -101,7 +102,7 @@ def shares_of(
 @pytest.mark.parametrize(
     ("spelling", "programs"),
     [
-        ("compact", PROGRAMS),
+        ("compact", PROGRAMS if IS_FULL else ["aider"]),
         ("as-the-template", ["opencode", "cline"]),
         ("over-lines", ["codex", "claude-code"]),
     ],

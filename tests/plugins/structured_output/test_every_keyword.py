@@ -15,10 +15,11 @@ from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail_grammars.rewriting.pipeline import rewritten
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer, small_vocabulary
+from support.samples import sample_of
 from support.schema_judge import Judge
 from support.schema_sampling import compiled_or_refusal
 
-NUM_SCHEMAS = 40
+NUM_SCHEMAS = sample_of(40, 15)
 NUM_WALKED = 12
 LEAVES: list[Any] = [
     *(True, False, {}, {"type": "integer"}, {"type": "string"}, {"const": 1}, {"enum": ["a", 2]}),
@@ -126,7 +127,7 @@ def test_no_keyword_is_dropped(is_latest: bool) -> None:
             is_taken = ours.is_valid(value)
             assert not is_taken or judge.is_valid(value), (schema, value)
             num_valid += is_taken
-    assert num_taken > NUM_SCHEMAS // 3 and num_valid > 200
+    assert num_taken > NUM_SCHEMAS // 3 and num_valid > 5 * NUM_SCHEMAS
 
 
 @pytest.mark.parametrize("is_latest", [True, False])

@@ -25,6 +25,7 @@ from dovetail_grammars.rewriting.automaton import (
 from dovetail_grammars.rewriting.pipeline import rewritten
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import follows, small_vocabulary
+from support.samples import sample_of
 from support.schema_sampling import compiled_or_refusal
 
 TEXTS = ["".join(letters) for size in range(6) for letters in itertools.product("ab", repeat=size)]
@@ -117,7 +118,8 @@ def expression(chance: random.Random, depth: int) -> str:
 
 def test_random_lookahead_agrees_with_the_standard_library() -> None:
     chance, num_read, num_looking = random.Random(0), 0, 0
-    for _ in range(400):
+    num_tried = sample_of(400, 120)
+    for _ in range(num_tried):
         pattern = chance.choice(["^{}$", "{}", "^{}", "{}$"]).format(expression(chance, 3))
         try:
             node = searched(pattern)
@@ -133,7 +135,7 @@ def test_random_lookahead_agrees_with_the_standard_library() -> None:
             assert matches(plain, text, Effort()) is is_found, (pattern, text)
             is_other = others is not None and matches(others, text, Effort())
             assert is_other is not is_found, (pattern, text)
-    assert num_read > 320 and num_looking > 150
+    assert num_read > 0.8 * num_tried and num_looking > 0.37 * num_tried
 
 
 @pytest.mark.parametrize("name", [*ZOD, *OTHERS])

@@ -20,6 +20,7 @@ from dovetail import registry
 from dovetail.interfaces.structured_output import StructuredOutputBackend
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer, follows, small_vocabulary
+from support.samples import sample_of
 from support.schema_judge import Judge
 from support.schema_sampling import compiled_or_refusal, near_misses
 
@@ -30,8 +31,8 @@ GROUPS = [
     f"{folder}/{path.stem}" for folder in CORPORA for path in sorted((SCHEMAS / folder).iterdir())
 ]
 SHARE = 0.9
-WALKS = 2
-NEAR = 4
+WALKS = sample_of(2, 1)
+NEAR = sample_of(4, 2)
 REFUSED = {"to another document": "/$ref"}
 """What no backend takes, and the keyword for which it is refused."""
 

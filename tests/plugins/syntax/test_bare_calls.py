@@ -10,7 +10,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.data.text import Markers, Tool
 from dovetail.server.generate.events import Collected, ContentDelta, Session, SessionPlan
-from dovetail_testing.text_splits import cuts
+from support.cut_texts import cuts
 
 pytest.importorskip("dovetail_plugins")
 

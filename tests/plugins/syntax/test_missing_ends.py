@@ -17,7 +17,8 @@ from dovetail import registry
 from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.json_text import check
-from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces
+from dovetail_testing.text_splits import Parsed, parse_in_pieces
+from support.cut_texts import cuts
 
 pytest.importorskip("dovetail_plugins")
 
@@ -181,6 +182,7 @@ def broken(name: str, bad: str) -> str:
             return "\n".join(calls)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(
     "name",

@@ -9,7 +9,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.data.text import Markers, Tool
-from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces
+from dovetail_testing.text_splits import Parsed, parse_in_pieces
+from support.cut_texts import cuts
 
 pytest.importorskip("dovetail_plugins")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail_testing.text_splits import cuts, parse_in_pieces
+from dovetail_testing.text_splits import parse_in_pieces
+from support.cut_texts import cuts
 
 TAGGED = ("<|tool_call_start|>", "<|tool_call_end|>")
 

@@ -47,6 +47,7 @@ def encoded_at_once(tokenizer: FastTokenizer, text: str, adds_special: bool) -> 
     return tokenizer._backend.encode(text, add_special_tokens=adds_special).ids
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("adds_special", [True, False])
 @pytest.mark.parametrize(

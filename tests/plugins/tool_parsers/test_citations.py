@@ -9,7 +9,7 @@ import pytest
 from dovetail import registry
 from dovetail.server.generate.events import Collected, Session, SessionPlan
 from dovetail.server.generate.tools.tool_choice import layout_in_use, texts_in_use
-from dovetail_testing.text_splits import cuts
+from support.cut_texts import cuts
 
 REASONING: Any = registry.make(registry.choose("reasoning_parser", "cohere_command3"))
 TOOLS: Any = registry.make(registry.choose("tool_parser", "cohere_command3"))

@@ -22,11 +22,12 @@ from dovetail.interfaces.structured_output import Matcher, Vocabulary
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.structured_output.vocabulary import vocabulary_of
 from dovetail_testing.text_splits import parse_in_pieces
+from support.samples import sample_of
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", "12"))
+NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", sample_of(12, 6)))
 MAX_TOKENS = 400
 WITHOUT_CONSTRAINT = {
     "functiongemma": ("deep",),
@@ -62,9 +63,11 @@ DEEP = {
     "list": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
     "short": {"$ref": "#/$defs/short"},
 }
+ONE_NAME = {entry.target: entry for entry in registry.entries("tool_parser")}
+"""Of parsers with several names, one of them."""
 NAMES = sorted(
     entry.name
-    for entry in registry.entries("tool_parser")
+    for entry in ONE_NAME.values()
     if "constrains_calls" in registry.load("tool_parser", entry.id).capabilities
 )
 

@@ -7,7 +7,8 @@ import pytest
 from dovetail.interfaces.data.text import Tool
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.openai import OpenAi
-from dovetail_testing.text_splits import cuts, parse_in_pieces
+from dovetail_testing.text_splits import parse_in_pieces
+from support.cut_texts import cuts
 
 TO = "<|channel|>commentary to="
 NEXT = "<|start|>assistant"

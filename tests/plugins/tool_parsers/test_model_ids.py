@@ -8,7 +8,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.server.generate.events import Collected, Session, SessionPlan
-from dovetail_testing.text_splits import cuts
+from support.cut_texts import cuts
 
 LONG = '{"q": "' + "x" * 300 + '"}'
 

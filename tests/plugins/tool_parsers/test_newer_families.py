@@ -9,7 +9,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.data.text import Tool
-from dovetail_testing.text_splits import cuts, parse_in_pieces
+from dovetail_testing.text_splits import parse_in_pieces
+from support.cut_texts import cuts
 
 TOOL = Tool(
     name="find",

@@ -11,7 +11,8 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.data.text import Tool
 from dovetail_plugins.syntax.tag_suffixes import suffixed
-from dovetail_testing.text_splits import cuts, parse_in_pieces
+from dovetail_testing.text_splits import parse_in_pieces
+from support.cut_texts import cuts
 
 TAGS = (
     "<think>", "</think>", "<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>",

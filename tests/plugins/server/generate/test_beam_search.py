@@ -10,6 +10,7 @@ import torch
 from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.generate.beam_search import Beam, Beams, BeamSettings
 from dovetail_testing.fakes.async_engine import Script
+from support.samples import sample_of
 from support.serving import app_for, chat, complete
 
 transformers = pytest.importorskip("transformers")
@@ -57,13 +58,14 @@ def searched(model: Any, settings: BeamSettings, ends: frozenset[int]) -> list[B
     return beams.best()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("ends", [(), (11,), (2, 11)])
 def test_the_beams_are_those_of_transformers(
     ends: tuple[int, ...], penalty: float, is_early: bool
 ) -> None:
-    for seed in range(6):
+    for seed in range(sample_of(6, 2)):
         model = model_of(seed)
         settings = BeamSettings(width=4, count=3, length_penalty=penalty, is_early=is_early)
         found = searched(model, settings, frozenset(ends))

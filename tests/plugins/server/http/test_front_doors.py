@@ -142,6 +142,7 @@ ODD = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("name", ODD)
 def test_no_body_is_the_server_s_fault(door: Any, name: str, path: str) -> None:
