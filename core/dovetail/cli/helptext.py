@@ -78,7 +78,7 @@ def topic(parser: Parser, name: str) -> str:
         return "\n".join(_group_rows(parser))
     actions = [action for _, _, group in parser.sections() for action in group]
     short = f"-{name.lstrip('-')}"
-    exact = [a for a in actions if {f"--{word}", short} & set(a.option_strings)]
+    exact = [a for a in parser._actions if {f"--{word}", short} & set(a.option_strings)]
     if exact:
         return "\n".join(line for action in exact for line in _whole_entry(action))
     return "\n".join(_group(parser, word) or _search(parser, name, word, actions))

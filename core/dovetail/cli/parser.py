@@ -38,12 +38,12 @@ class Parser(argparse.ArgumentParser):
         return [action.flag for action in self._actions if isinstance(action, FlagAction)]
 
     def sections(self) -> list[tuple[str, str, list[argparse.Action]]]:
-        """Return (title, description, arguments) of every group that has arguments."""
+        """Return (title, description, arguments) of every group that is shown."""
         groups = [
             (group.title or "", group.description or "", list(group._group_actions))
             for group in self._action_groups
         ]
-        return [group for group in groups if group[2]]
+        return [group for group in groups if group[2] and group[1] != argparse.SUPPRESS]
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's complaint as a ConfigError."""

@@ -209,6 +209,8 @@ _TABLE = (
            "MCP servers, each given as HOST:PORT", default=None, is_open=True),
     _value("preemption_mode", "--preemption-mode", "how a preempted request resumes",
            default="recompute"),
+    Kind(name="foreign_flags", interface=VALUE,
+         summary="newer flags of another server's command line, and what becomes of each"),
     Kind(name="foreign_variables", interface=VALUE,
          summary="environment variables of another server; the name is what they begin with"),
     _value("tokenizer_pool", "--tokenizer-pool-type", "pools of tokenizer processes",

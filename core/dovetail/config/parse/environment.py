@@ -63,7 +63,8 @@ def variable_of(flag: Flag) -> str:
 
 def _other_names(flag: Flag) -> list[str]:
     """Return the variables for a flag's other spellings."""
-    return [PREFIX + a.removeprefix("--").replace("-", "_").upper() for a in flag.meta.aliases]
+    long = [a[2:] for a in flag.meta.aliases if a.startswith("--")]
+    return [PREFIX + name.replace("-", "_").upper() for name in long]
 
 
 def read(environ: Mapping[str, str]) -> Variables:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dovetail.config.compat.deprecated_flags import DeprecatedFlags, NewerFlags, deprecated_flags
+from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags, newer_flags
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.sections.convert import from_value
 from dovetail.config.sections.field import Flag, flags_of, group_title
@@ -65,8 +65,11 @@ def metavar(flag: Flag) -> str | None:
 def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
-    """Add the flags of these groups, deprecated and newer flags, and --config. Mutates: parser."""
-    add_groups(parser, (*groups, DeprecatedFlags, NewerFlags))
+    """Add the flags of these groups, deprecated flags, newer ones that no list of --help shows, and
+    --config. Mutates: parser."""
+    add_groups(parser, (*groups, DeprecatedFlags))
+    newer = [one.flag for one in newer_flags().values()]
+    add_section(parser, "NewerFlags", argparse.SUPPRESS, newer)
     parser.add_argument(
         "--config",
         action="append",

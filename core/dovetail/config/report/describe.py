@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, is_newer
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, row_of
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import flags
 from dovetail.config.parse.environment import variable_of
@@ -46,9 +46,11 @@ def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
 def state_of(flag: Flag) -> tuple[str, str]:
     """Return the flag's state, and its current name or the missing feature."""
     if deprecated_flags().get(flag.name) == flag:
-        today = MAPPED[flag.name].today
-        if is_newer(flag.name):
-            return "mapped", f"the same as {today}." if "--" in today else f"it changes {today}."
+        row = row_of(flag.name)
+        today = row.today
+        if flag.name not in MAPPED:
+            is_same = row.state == "mapped"
+            return row.state, f"{'the same as' if is_same else 'it changes'} {today}."
         return (
             "deprecated",
             f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}.",
