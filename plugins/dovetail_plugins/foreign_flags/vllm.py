@@ -13,7 +13,8 @@ from typing import Any
 from dovetail.config.compat.deprecated_flags import Fields
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Value
-from dovetail_plugins.foreign_flags.rows import (
+from dovetail.unsupported import what
+from dovetail_plugins.foreign_flags._rows import (
     Table,
     key_of,
     mapped,
@@ -119,8 +120,8 @@ def _offloading(size_gib: Any) -> Fields:
 _KERNELS = "it selects among vLLM's kernels, and dovetail has its own"
 _TORCHRUN = (
     "run `torchrun --nnodes N --node-rank R --master-addr HOST --master-port PORT --nproc-per-node "
-    "RANKS -m dovetail serve MODEL --distributed-executor-backend external_launcher`, or join whole "
-    "engines by --data-parallel-address"
+    "RANKS -m dovetail serve MODEL --distributed-executor-backend external_launcher`, or join "
+    "whole engines by --data-parallel-address"
 )
 _SUPERVISOR = "start one server for each --data-parallel-rank; each has its own /health"
 _METRICS = "docs/reference/metrics.md lists the metrics that are there"
@@ -155,17 +156,30 @@ _MAPPED: Table = {
 _TAKEN: Table = {
     **taken(
         _KERNELS,
-        **{"moe_backend": str, "linear_backend": str, "kernel_config": dict, "monokernel": False},
-        **{"ir_op_priority": dict, "enable_flashinfer_autotune": bool, "mamba_backend": str},
-        **{"sparse_indexer_topk_backend": str, "gdn_prefill_backend": str},
-        **{"kda_prefill_backend": str, "kda_decode_backend": str, "mamba_ssu_algorithm": str},
-        **{"mm_encoder_attn_backend": str, "use_replayssm": False, "replayssm_buffer_len": 16},
-        **{"specialize_active_lora": False, "enable_mixed_moe_lora_format": False},
+        moe_backend=str,
+        linear_backend=str,
+        kernel_config=dict,
+        monokernel=False,
+        ir_op_priority=dict,
+        enable_flashinfer_autotune=bool,
+        mamba_backend=str,
+        sparse_indexer_topk_backend=str,
+        gdn_prefill_backend=str,
+        kda_prefill_backend=str,
+        kda_decode_backend=str,
+        mamba_ssu_algorithm=str,
+        mm_encoder_attn_backend=str,
+        use_replayssm=False,
+        replayssm_buffer_len=16,
+        specialize_active_lora=False,
+        enable_mixed_moe_lora_format=False,
         enable_flash_late_interaction=True,
     ),
     **taken(
         "how ranks exchange tensors is chosen by --communicator",
-        **{"dcp_comm_backend": str, "dcp_q_replicate": bool, "mm_tensor_ipc": "direct_rpc"},
+        dcp_comm_backend=str,
+        dcp_q_replicate=bool,
+        mm_tensor_ipc="direct_rpc",
         enable_shm_tensor_arena=False,
         disable_nccl_for_dp_synchronization=bool,
         dp_sync_interval=16,
@@ -229,7 +243,7 @@ _PARALLEL: Table = {
               distributed_timeout_seconds=int, cpu_distributed_timeout_seconds=int),
     **refused("one command does not start several servers", _SUPERVISOR,
               data_parallel_multi_port_external_lb=False),
-    **refused("the number of engines cannot be changed while a server runs", "start it again",
+    **refused(what("elastic_engines"), "start it again",
               enable_elastic_ep=False),
     **refused("an engine whose rank has died is not repaired", "use --keep-alive-on-engine-death "
               "or a supervisor that starts it again", enable_fault_tolerance=False),

@@ -260,7 +260,7 @@ def _reasoning(value: Any) -> Fields:
 
 
 _WHATEVER_THE_CONTEXT = _settled("steps are captured per batch size, for any context length")
-_POOL = _settled("the server tokenizes prompts itself")
+_POOL = _settled(what("tokenizer_pool"))
 
 MAPPED: dict[str, Mapped] = {
     "disable_log_requests": Mapped(
