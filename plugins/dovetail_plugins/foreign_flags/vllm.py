@@ -2,7 +2,7 @@
 
 Mapped to what exists, taken with a note where nothing depends on them, or refused with the reason.
 The names, types and defaults are facts of tests/reference/vllm_flags.json; another version's list
-is compared by tests/reference/compare_help.py.
+is compared by tests/support/help_flags.py.
 """
 
 from __future__ import annotations
