@@ -30,7 +30,8 @@ of its metrics. Nothing is dropped silently: what dovetail cannot do is an error
    flags, YAML file and `VLLM_*` variables.
 2. `dovetail config check MODEL ...` with these flags says, before anything is loaded, which of them
    ask for something that is not there. `dovetail config show --origin MODEL ...` shows every
-   setting and where it comes from.
+   setting and where it comes from. `dovetail config translate -- vllm serve MODEL ...` prints the
+   command line in today's names, and what changes.
 3. Clients stay as they are: the paths and fields are the same, the extra ones of vLLM too.
 4. Dashboards stay as they are: metrics have their `vllm:` names beside dovetail's.
 5. A parser that came with a model card is loaded as it is:

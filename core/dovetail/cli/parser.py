@@ -26,9 +26,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
-        namespace, extras = self.parse_known_intermixed_args(
-            prepare(argv, self.flags(), self._others())
-        )
+        words = prepare(argv, self.flags(), self._others())
+        is_plain = words[:1] == ["--"]  # which the intermixed way drops before it reads the rest
+        parse = self.parse_known_args if is_plain else self.parse_known_intermixed_args
+        namespace, extras = parse(words)
         if extras:
             self._refuse(extras)
         return namespace

@@ -209,6 +209,8 @@ _TABLE = (
            "MCP servers, each given as HOST:PORT", default=None, is_open=True),
     _value("preemption_mode", "--preemption-mode", "how a preempted request resumes",
            default="recompute"),
+    Kind(name="command_line", interface=VALUE,
+         summary="how a command line of another server is written as `dovetail serve`"),
     Kind(name="foreign_flags", interface=VALUE,
          summary="newer flags of another server's command line, and what becomes of each"),
     Kind(name="foreign_variables", interface=VALUE,

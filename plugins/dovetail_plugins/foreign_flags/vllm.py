@@ -14,6 +14,7 @@ from dovetail.config.compat.deprecated_flags import Fields
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Value
 from dovetail.unsupported import what
+from dovetail_plugins.foreign_flags._lines import table
 from dovetail_plugins.foreign_flags._rows import (
     Table,
     key_of,
@@ -361,3 +362,14 @@ FLAGS: Table = with_short_names(
 """Field name of a flag -> the flag and what becomes of its value."""
 
 VLLM = Value(summary="newer flags of vLLM", value=FLAGS)
+
+VLLM_LINE = Value(
+    summary="command lines of vLLM, whose flags are ours",
+    value=table(
+        ("vllm serve", "-m vllm.entrypoints.openai.api_server"),
+        defaults=[
+            ("--host --uds", "--host 0.0.0.0", "vLLM listens on every address of the machine")
+        ],
+    ),
+)
+"""Programs and defaults, as `_lines.table` describes them."""
