@@ -72,10 +72,11 @@ def changes(old: Sequence[Row], new: Sequence[Row]) -> list[str]:
 def unknown(rows: Iterable[Row]) -> list[str]:
     """Return the spellings that `dovetail serve` does not take."""
     from dovetail.cli.parser import Parser
-    from dovetail.config.parse.flags import add_flags
+    from dovetail.config.parse.flags import add_flags, add_newer
 
     parser = Parser(prog="dovetail serve", description="")
     add_flags(parser)
+    add_newer(parser)
     known = {option for action in parser._actions for option in action.option_strings}
     named = (name for row in rows for name in (row["flag"], *row["aliases"]))
     return sorted(name for name in named if name not in known | {"--help", "-h"})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dovetail.config.parse.argv import prepare
-from dovetail.config.parse.flags import FlagAction
+from dovetail.config.parse.flags import FlagAction, add_newer
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
+        add_newer(self)
         words = prepare(argv, self.flags(), self._others())
         is_plain = words[:1] == ["--"]  # which the intermixed way drops before it reads the rest
         parse = self.parse_known_args if is_plain else self.parse_known_intermixed_args

@@ -109,8 +109,7 @@ def _of_command(command: Command, before: Sequence[str], begun: str) -> Iterable
 
     parser = Parser(prog="dovetail", description="")
     command.add_arguments(parser)
-    shown = [action for _, _, group in parser.sections() for action in group]
-    options = {o: action for action in shown for o in action.option_strings}
+    options = {o: action for action in parser._actions for o in action.option_strings}
     flag, equals, _ = begun.partition("=")
     if equals and flag in options:
         return [f"{flag}={value}" for value in _values(options[flag])]

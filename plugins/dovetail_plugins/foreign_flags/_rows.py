@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import NOTHING, Fields, Mapped, NewerFlag
+from dovetail.config.compat.deprecated_flags import NEWER, NOTHING, Fields, Mapped, NewerFlag
 from dovetail.config.sections.field import Flag, Meta
 from dovetail.errors import ConfigError
 
 Table = dict[str, NewerFlag]
-GROUP = "NewerFlags"
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "json"}
 _ASKS_NOTHING: tuple[Any, ...] = (None, "", "auto", [], {})
 
@@ -94,5 +93,5 @@ def _type_of(default: Any) -> type:
 def _flag(name: str, value_type: str, row: Mapped, short: str | None = None) -> Flag:
     meta = Meta(help=f"{row.state}: {row.today.removeprefix(NOTHING)}", short=short)
     return Flag(
-        name=name, group=GROUP, value_type=value_type, is_optional=True, default=None, meta=meta
+        name=name, group=NEWER, value_type=value_type, is_optional=True, default=None, meta=meta
     )

@@ -10,7 +10,7 @@ import pytest
 from dovetail import registry
 from dovetail.cli.main import main
 from dovetail.cli.parser import Parser
-from dovetail.config.parse.flags import add_flags
+from dovetail.config.parse.flags import add_flags, add_newer
 from dovetail_plugins.foreign_flags._lines import MODEL, needless, table, words_of
 from dovetail_plugins.foreign_flags._translate import KIND, translated
 
@@ -132,6 +132,7 @@ def test_two_names_that_disagree(capsys: pytest.CaptureFixture[str]) -> None:
 def test_our_words_are_flags_of_serve(server: str) -> None:
     parser = Parser(prog="dovetail serve", description="")
     add_flags(parser)
+    add_newer(parser)
     types = {spelling: flag.value_type for flag in parser.flags() for spelling in flag.spellings}
     rows = TABLES[server]["flags"]
     assert len(rows) >= 60

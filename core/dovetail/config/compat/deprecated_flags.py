@@ -19,7 +19,8 @@ from dovetail.errors import ConfigError
 from dovetail.unsupported import remedy, sentence, what
 
 Fields = dict[str, Any]
-KIND = "foreign_flags"
+KIND, NEWER = "foreign_flags", "NewerFlags"
+"""The kind of the tables of newer flags, and the group of these flags."""
 NOTHING = "nothing: "
 _GUIDED_WORDS = {
     "no-fallback": "disable_fallback",

@@ -9,7 +9,12 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags, newer_flags
+from dovetail.config.compat.deprecated_flags import (
+    NEWER,
+    DeprecatedFlags,
+    deprecated_flags,
+    newer_flags,
+)
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.sections.convert import from_value
 from dovetail.config.sections.field import Flag, flags_of, group_title
@@ -17,6 +22,7 @@ from dovetail.errors import ConfigError
 
 Group = TypeVar("Group")
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "list": "ITEM", "json": "JSON", "bool": None}
+FILES = "config_files"
 _NARGS: dict[str, int | str] = {"bool": 0, "list": "+"}
 
 
@@ -65,19 +71,26 @@ def metavar(flag: Flag) -> str | None:
 def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
-    """Add the flags of these groups, deprecated flags, newer ones that no list of --help shows, and
-    --config. Mutates: parser."""
+    """Add the flags of these groups, deprecated flags and --config. Mutates: parser."""
     add_groups(parser, (*groups, DeprecatedFlags))
-    newer = [one.flag for one in newer_flags().values()]
-    add_section(parser, "NewerFlags", argparse.SUPPRESS, newer)
     parser.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="FILE.yaml",
-        dest="config_files",
+        dest=FILES,
         help="settings as YAML, `flag: value` per line; flags given here win over the file",
     )
+
+
+def add_newer(parser: argparse.ArgumentParser) -> None:
+    """Add the newer flags, which no list of --help shows, to those of `add_flags`. Mutates:
+    parser."""
+    known = {action.dest for action in parser._actions}
+    if FILES not in known:
+        return
+    missing = [one.flag for name, one in newer_flags().items() if name not in known]
+    add_section(parser, NEWER, argparse.SUPPRESS, missing)
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
