@@ -194,6 +194,8 @@ def refusal(newer: NewerFlag, value: Any) -> ConfigError | None:
         (["-sc.method=ngram"], {SPECULATION: {"method": "ngram"}}),
         (["-dpe", "-dpn", "0"], {"data_parallel_rank": 0, "data_parallel_size_local": 1}),
         (["-ep"], {"enable_expert_parallel": True}),
+        (["-dcp", "2"], {"decode_context_parallel_size": 2}),
+        (["-dc={}", "-dcp=2"], {"decode_context_parallel_size": 2}),
         (["-dph"], {"data_parallel_hybrid_lb": True}),
         (["--device-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}),
         (["--no-grpc", "-n", "1", "-r", "0"], {}),
