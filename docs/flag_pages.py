@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.config.compat.deprecated_flags import MAPPED, DeprecatedFlags, deprecated_flags
+from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags
 from dovetail.config.config import GROUPS, flags
 from dovetail.config.parse.environment import OWN, today
 from dovetail.config.parse.foreign_variables import (
@@ -43,8 +43,7 @@ missing. {counts} Newer flags of `vllm serve` that have no flag of their name he
 
 def flags_page() -> str:
     """Return the whole reference page as Markdown."""
-    older = [flag for name, flag in deprecated_flags().items() if name in MAPPED]
-    states = [state_of(flag)[0] for flag in (*flags().values(), *older)]
+    states = [state_of(flag)[0] for flag in (*flags().values(), *deprecated_flags().values())]
     counts = ", ".join(
         f"{states.count(s)} are {s}" for s in ("supported", "deprecated", "unsupported")
     )

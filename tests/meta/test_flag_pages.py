@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flag_pages import flags_page
 
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import flags
 
 
 def test_every_flag_has_an_entry() -> None:
     headings = [line for line in flags_page().splitlines() if line.startswith("### ")]
-    every = [*flags().values(), *(deprecated_flags()[name] for name in MAPPED)]
+    every = [*flags().values(), *deprecated_flags().values()]
     assert len(headings) == len(every)
     for flag in every:
         assert any(flag.spelling in heading for heading in headings)

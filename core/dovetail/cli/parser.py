@@ -26,7 +26,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
-        add_newer(self)
+        known = {option for action in self._actions for option in action.option_strings}
+        if any(word[:1] == "-" and word not in known for word in argv):
+            add_newer(self)
         words = prepare(argv, self.flags(), self._others())
         is_plain = words[:1] == ["--"]  # which the intermixed way drops before it reads the rest
         parse = self.parse_known_args if is_plain else self.parse_known_intermixed_args

@@ -134,7 +134,7 @@ def _as_ours(words: Sequence[str], result: Translated) -> list[str]:
     for name, value in given.items():
         if name in flags():
             fields[name] = value
-        elif name in deprecated_flags():
+        elif name in deprecated_flags() or name in given.get("newer_names", ()):
             try:
                 translate(name, value)
             except ConfigError as error:

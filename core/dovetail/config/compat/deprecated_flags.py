@@ -346,9 +346,16 @@ def newer_flags() -> dict[str, NewerFlag]:
 
 @cache
 def deprecated_flags() -> dict[str, Flag]:
-    """Return all translated flags, older and newer ones, by field name."""
-    newer = {name: one.flag for name, one in newer_flags().items()}
-    return {flag.name: flag for flag in flags_of(DeprecatedFlags)} | newer
+    """Return the older flags by field name."""
+    return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
+
+
+def flag_of(name: str) -> Flag | None:
+    """Return an older or newer flag by field name; the tables are read for a name that is not
+    older."""
+    older = deprecated_flags().get(name)
+    newer = newer_flags().get(name) if older is None else None
+    return older if newer is None else newer.flag
 
 
 def row_of(name: str) -> Mapped:
@@ -361,7 +368,7 @@ def translate(name: str, value: Any) -> tuple[Fields, str]:
 
     Raises: ConfigError for a value without an equivalent.
     """
-    row, spelling = row_of(name), deprecated_flags()[name].spelling
+    row, spelling = row_of(name), "--" + name.replace("_", "-")
     nothing = row.today.removeprefix(NOTHING)
     word = "now " if name in MAPPED else ""
     change = f"changes nothing: {nothing}" if nothing != row.today else f"is {word}{row.today}"

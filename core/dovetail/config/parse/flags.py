@@ -91,6 +91,7 @@ def add_newer(parser: argparse.ArgumentParser) -> None:
         return
     missing = [one.flag for name, one in newer_flags().items() if name not in known]
     add_section(parser, NEWER, argparse.SUPPRESS, missing)
+    parser.set_defaults(newer_names=tuple(newer_flags()))
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
@@ -136,7 +137,8 @@ def config_of(
     for name, fields in variables.fields.items():
         config = config.with_fields(fields, origin=name)
     config = config.with_notes(variables.notes, variables.warnings)
-    given = {name: value for name, value in vars(namespace).items() if name in _names()}
+    names = {*flags(), *deprecated_flags(), *getattr(namespace, "newer_names", ())}
+    given = {name: value for name, value in vars(namespace).items() if name in names}
     if model is not None and given.setdefault("model", model) != model:
         raise ConfigError(
             f"names {given['model']!r}, but the argument names {model!r}.",
@@ -144,10 +146,6 @@ def config_of(
             fix="name the model once.",
         )
     return config.with_fields(given, origin="command line")
-
-
-def _names() -> set[str]:
-    return {*flags(), *deprecated_flags()}
 
 
 def _options(flag: Flag) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import deprecated_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags, newer_flags
 from dovetail.config.config import flags, nearest_fix
 from dovetail.config.sections.convert import set_path
 from dovetail.config.sections.field import Flag
@@ -69,10 +70,14 @@ def _refuse_duplicates(node: Any, path: str) -> None:
         )
 
 
+def _newer() -> Iterator[Flag]:
+    yield from (one.flag for one in newer_flags().values())
+
+
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    for flag in (*flags().values(), *deprecated_flags().values()):
+    for flag in chain(flags().values(), deprecated_flags().values(), _newer()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")

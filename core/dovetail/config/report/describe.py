@@ -67,7 +67,8 @@ def state_of(flag: Flag) -> tuple[str, str]:
 
 def routes(flag: Flag) -> str:
     """Return the other ways to set a flag of `serve`; "" for flags of other commands."""
-    if flag not in (flags().get(flag.name), deprecated_flags().get(flag.name)):
+    own = (flags().get(flag.name), deprecated_flags().get(flag.name))
+    if flag not in own and flag.group != NEWER:
         return ""
     return f"Variable: {variable_of(flag)}. In a YAML file: `{flag.spelling[2:]}: VALUE`."
 
