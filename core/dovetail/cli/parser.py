@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -26,8 +27,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
-        known = {option for action in self._actions for option in action.option_strings}
-        if any(word[:1] == "-" and word not in known for word in argv):
+        names = [word.replace("_", "-") for word in argv if re.match("--?[A-Za-z]", word)]
+        heads = {re.split("[=.]", name)[0] for name in names}
+        if heads - {o for action in self._actions for o in action.option_strings}:
             add_newer(self)
         words = prepare(argv, self.flags(), self._others())
         is_plain = words[:1] == ["--"]  # which the intermixed way drops before it reads the rest

@@ -351,8 +351,7 @@ def deprecated_flags() -> dict[str, Flag]:
 
 
 def flag_of(name: str) -> Flag | None:
-    """Return an older or newer flag by field name; the tables are read for a name that is not
-    older."""
+    """Return an older flag by field name, or else a newer one."""
     older = deprecated_flags().get(name)
     newer = newer_flags().get(name) if older is None else None
     return older if newer is None else newer.flag

@@ -84,8 +84,7 @@ def add_flags(
 
 
 def add_newer(parser: argparse.ArgumentParser) -> None:
-    """Add the newer flags, which no list of --help shows, to those of `add_flags`. Mutates:
-    parser."""
+    """Add the newer flags, which no --help lists, to those of `add_flags`. Mutates: parser."""
     known = {action.dest for action in parser._actions}
     if FILES not in known:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,11 @@ def _refuse_duplicates(node: Any, path: str) -> None:
         )
 
 
-def _newer() -> Iterator[Flag]:
-    yield from (one.flag for one in newer_flags().values())
-
-
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    for flag in chain(flags().values(), deprecated_flags().values(), _newer()):
+    newer = (one.flag for table in (newer_flags,) for one in table().values())  # read if needed
+    for flag in chain(flags().values(), deprecated_flags().values(), newer):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")
