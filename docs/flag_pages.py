@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.config.compat.deprecated_flags import (
-    NEWER_SUPPORTED,
-    DeprecatedFlags,
-    NewerFlags,
-    deprecated_flags,
-)
+from dovetail.config.compat.deprecated_flags import DeprecatedFlags, deprecated_flags
 from dovetail.config.config import GROUPS, flags
 from dovetail.config.parse.environment import OWN, today
 from dovetail.config.parse.foreign_variables import (
@@ -38,21 +33,11 @@ overrides variables, variables override files, and a later file overrides an ear
 objects are merged key by key. The choices listed here are those of dovetail itself; installed
 packages may add more.
 
-A flag is in one of four states. *Supported*: it does what it says. *Deprecated*: an older name
-that is translated to today's flag, with a log line. *Mapped*: a newer name of what another flag
-sets. *Unsupported*: it asks for something that
+A flag is in one of three states. *Supported*: it does what it says. *Deprecated*: an older name
+that is translated to today's flag, with a log line. *Unsupported*: it asks for something that
 dovetail does not do; its default value is accepted, any other value is an error that says what is
-missing. {counts}
-"""
-
-
-_NEWER_HEAD = """## Newer than the reference
-
-The command line of `vllm serve` keeps growing. These are its newer flags that make sense here; any
-other is an error, as every unknown flag is.
-
-| flag | state | what |
-|---|---|---|
+missing. {counts} Newer flags of `vllm serve` that have no flag of their name here are taken too:
+[from_vllm.md](from_vllm.md#newer-flags) says what becomes of each.
 """
 
 
@@ -60,22 +45,10 @@ def flags_page() -> str:
     """Return the whole reference page as Markdown."""
     states = [state_of(flag)[0] for flag in (*flags().values(), *deprecated_flags().values())]
     counts = ", ".join(
-        f"{states.count(s)} are {s}" for s in ("supported", "deprecated", "mapped", "unsupported")
+        f"{states.count(s)} are {s}" for s in ("supported", "deprecated", "unsupported")
     )
     head = _HEAD.replace("{counts}", f"Of {len(states)} flags {counts}.")
-    groups = (*GROUPS.values(), DeprecatedFlags, NewerFlags)
-    return "\n".join([head, _newer(), *group_sections(groups)])
-
-
-def _newer() -> str:
-    """Return the table of flags that are newer than the command lines that dovetail began with."""
-    rows = [
-        (flags()[name].spelling, "supported", flags()[name].meta.help) for name in NEWER_SUPPORTED
-    ]
-    for flag in flags_of(NewerFlags):
-        rows.append((flag.spelling, *state_of(flag)))
-    lines = "".join(f"| `{name}` | {state} | {text} |\n" for name, state, text in sorted(rows))
-    return f"{_NEWER_HEAD}{lines}"
+    return "\n".join([head, *group_sections((*GROUPS.values(), DeprecatedFlags))])
 
 
 def group_sections(groups: Iterable[type[object]]) -> list[str]:

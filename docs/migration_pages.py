@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = Path(__file__).resolve().parents[1] / "tests" / "reference"
+NEWEST = "0.33.0"
+"""The version of vLLM whose flags tests/reference/vllm_flags.json lists."""
+UNSET_MEANS = {"--host": "every address of the machine"}
+"""Flag whose default is unset here and in vLLM -> what that means there, where it differs."""
 VLLM_HEAD = """\
 # Coming from vLLM
 
@@ -26,7 +30,8 @@ of its metrics. Nothing is dropped silently: what dovetail cannot do is an error
    flags, YAML file and `VLLM_*` variables.
 2. `dovetail config check MODEL ...` with these flags says, before anything is loaded, which of them
    ask for something that is not there. `dovetail config show --origin MODEL ...` shows every
-   setting and where it comes from.
+   setting and where it comes from. `dovetail config translate -- vllm serve MODEL ...` prints the
+   command line in today's names, and what changes.
 3. Clients stay as they are: the paths and fields are the same, the extra ones of vLLM too.
 4. Dashboards stay as they are: metrics have their `vllm:` names beside dovetail's.
 5. A parser that came with a model card is loaded as it is:
@@ -57,7 +62,8 @@ def vllm_page(note: str) -> str:
     }
     numbers = {word: len(facts(name)) for word, name in counts.items()}
     parts = [VLLM_HEAD.format(note=note, **numbers)]
-    parts += [_commands(), _flags(), _choices(), _routes(), _fields(), _metrics(), _variables()]
+    parts += [_commands(), _flags(), _newer_flags(), _choices()]
+    parts += [_routes(), _fields(), _metrics(), _variables()]
     return "\n".join(parts)
 
 
@@ -106,7 +112,8 @@ def _flags() -> str:
             continue
         state, reason = state_of(ours[name])
         by_state[state].append((name, reason))
-        if state == "supported" and not _is_same_default(row["default_latest"], ours[name]):
+        is_same = _is_same_default(row["default_latest"], ours[name]) and name not in UNSET_MEANS
+        if state == "supported" and not is_same:
             own_default.append(_default_row(row, ours[name]))
     translated = sorted(by_state["deprecated"] + by_state["mapped"])
     return "\n".join(
@@ -127,6 +134,40 @@ def _flags() -> str:
     )
 
 
+def _newer_flags() -> str:
+    """Return the flags of the newest version by what becomes of them."""
+    from dovetail.config.compat.deprecated_flags import NOTHING, newer_flags
+
+    rows = facts("vllm_flags")
+    newer = {one.flag.spelling: one.row for one in newer_flags().values()}
+    by_state: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows:
+        name = row["flag"]
+        found = newer.get(name)
+        state = "honoured" if found is None else found.state
+        text = "" if found is None else found.today.removeprefix(NOTHING)
+        fix = "" if found is None or found.instead is None else f"; {found.instead}"
+        by_state[state].append((name, f"{text}{fix}."))
+    older = {row["flag"] for row in facts("cli_flags")}
+    honoured = [name for name, _ in by_state["honoured"] if name not in older]
+    return "\n".join(
+        [
+            "## Newer flags\n",
+            f"Version {NEWEST} of `vllm serve` has {len(rows)} flags, of which "
+            f"{len(by_state['honoured'])} are flags here or older names (above), "
+            f"{len(by_state['mapped'])} are other names of flags here, {len(by_state['taken'])} "
+            f"are taken and change nothing, and {len(by_state['refused'])} are refused unless "
+            "their value is the default, empty or `auto`. The log has a line for each of the last "
+            "three. "
+            "`dovetail serve --help` does not list them, `--help=FLAG` describes one.\n",
+            f"Flags here that came after those above: {code(honoured)}.\n",
+            table(["other name", "here"], ((f"`{n}`", t) for n, t in by_state["mapped"])),
+            table(["why it changes nothing", "flags"], _by_reason(by_state["taken"])),
+            table(["why it is refused; what to use", "flags"], _by_reason(by_state["refused"])),
+        ]
+    )
+
+
 def _is_same_default(theirs: Any, flag: Any) -> bool:
     nothing = (None, "", False, [], {})
     ours = list(flag.default) if isinstance(flag.default, tuple) else flag.default
@@ -141,6 +182,7 @@ def _default_row(row: Mapping[str, Any], flag: Any) -> tuple[str, str, str]:
         told = f"an object with {len(theirs)} keys"
     else:
         told = f"`{value_text(theirs)}`" if theirs is not None else "unset"
+        told = UNSET_MEANS.get(row["flag"], told)
     ours = default_text(flag)
     return f"`{row['flag']}`", told, ours if flag.meta.default_note else f"`{ours}`"
 

@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.compat.deprecated_flags import (
-    MAPPED,
-    NEWER_SUPPORTED,
-    NewerFlags,
-    deprecated_flags,
-)
+from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, newer_flags
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, UnsupportedFlag
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.environment import OWN, variable_of
 from dovetail.config.parse.foreign_variables import foreign_variables
 from dovetail.config.report.describe import state_of
 from dovetail.config.rules.checks import check_supported
-from dovetail.config.sections.field import Flag, flags_of
+from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
 from support.flag_tests import FLAG_TESTS
@@ -78,7 +73,9 @@ def facts(name: str) -> list[dict[str, Any]]:
 
 
 def every_flag() -> dict[str, Flag]:
-    return {flag.spelling: flag for flag in (*flags().values(), *deprecated_flags().values())}
+    newer = [one.flag for one in newer_flags().values()]
+    every = (*flags().values(), *deprecated_flags().values(), *newer)
+    return {flag.spelling: flag for flag in every}
 
 
 ROWS = [row for row in facts("cli_flags") if row["flag"] not in PARSER_OWN]
@@ -88,11 +85,18 @@ def test_the_tables_have_all_219_flags() -> None:
     assert len(facts("cli_flags")) == 219
     assert not {row["flag"] for row in ROWS} - set(every_flag())
     assert set(MAPPED) == set(deprecated_flags())
+    assert not set(newer_flags()) & ({*MAPPED, *flags()})
     assert not set(UNSUPPORTED_FLAGS) - set(flags())
     assert not set(deprecated_flags()) & set(flags())
-    newer = {*NEWER_SUPPORTED, *(flag.name for flag in flags_of(NewerFlags))}
-    assert newer <= set(flags()) | set(deprecated_flags())
-    assert not newer & {row["flag"][2:].replace("-", "_") for row in ROWS}
+    assert not set(newer_flags()) & {row["flag"][2:].replace("-", "_") for row in ROWS}
+
+
+def test_every_flag_of_the_newest_vllm_is_known() -> None:
+    rows = [row for row in facts("vllm_flags") if row["flag"] not in PARSER_OWN]
+    spellings = {spelling for flag in every_flag().values() for spelling in flag.spellings}
+    assert len(rows) == 319
+    assert {name for row in rows for name in (row["flag"], *row["aliases"])} <= spellings
+    assert {one.flag.spelling for one in newer_flags().values()} <= {row["flag"] for row in rows}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["flag"])
@@ -254,11 +258,11 @@ def whole_text(lines: Sequence[str], node: ast.stmt) -> str:
     return "\n".join(lines[first - 1 : node.end_lineno])
 
 
-def test_states_are_three() -> None:
+def test_the_states() -> None:
     assert {state_of(flag)[0] for flag in every_flag().values()} == {
         "supported",
         "deprecated",
-        "mapped",
+        *("mapped", "taken", "refused"),
         *(["unsupported"] if UNSUPPORTED_FLAGS else []),
     }
 

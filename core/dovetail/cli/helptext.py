@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 
 from dovetail.cli.parser import Parser, nearest
-from dovetail.config.parse.flags import FlagAction
+from dovetail.config.parse.flags import FlagAction, add_newer
 from dovetail.config.report.describe import (
     choice_rows,
     is_class_kind,
@@ -79,6 +79,9 @@ def topic(parser: Parser, name: str) -> str:
     actions = [action for _, _, group in parser.sections() for action in group]
     short = f"-{name.lstrip('-')}"
     exact = [a for a in actions if {f"--{word}", short} & set(a.option_strings)]
+    if not exact:
+        add_newer(parser)
+        exact = [a for a in parser._actions if f"--{word}" in a.option_strings]
     if exact:
         return "\n".join(line for action in exact for line in _whole_entry(action))
     return "\n".join(_group(parser, word) or _search(parser, name, word, actions))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from dovetail.config.parse.argv import prepare
-from dovetail.config.parse.flags import FlagAction
+from dovetail.config.parse.flags import FlagAction, add_newer
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
@@ -26,9 +27,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
-        namespace, extras = self.parse_known_intermixed_args(
-            prepare(argv, self.flags(), self._others())
-        )
+        names = [word.replace("_", "-") for word in argv if re.match("--?[A-Za-z]", word)]
+        heads = {re.split("[=.]", name)[0] for name in names}
+        if heads - {o for action in self._actions for o in action.option_strings}:
+            add_newer(self)
+        words = prepare(argv, self.flags(), self._others())
+        is_plain = words[:1] == ["--"]  # which the intermixed way drops before it reads the rest
+        parse = self.parse_known_args if is_plain else self.parse_known_intermixed_args
+        namespace, extras = parse(words)
         if extras:
             self._refuse(extras)
         return namespace
@@ -38,12 +44,12 @@ class Parser(argparse.ArgumentParser):
         return [action.flag for action in self._actions if isinstance(action, FlagAction)]
 
     def sections(self) -> list[tuple[str, str, list[argparse.Action]]]:
-        """Return (title, description, arguments) of every group that has arguments."""
+        """Return (title, description, arguments) of every group that is shown."""
         groups = [
             (group.title or "", group.description or "", list(group._group_actions))
             for group in self._action_groups
         ]
-        return [group for group in groups if group[2]]
+        return [group for group in groups if group[2] and group[1] != argparse.SUPPRESS]
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's complaint as a ConfigError."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self, TextIO
 
-from dovetail.config.compat.deprecated_flags import deprecated_flags, translate
+from dovetail.config.compat.deprecated_flags import flag_of, translate
 from dovetail.config.sections.attention import AttentionConfig
 from dovetail.config.sections.cache import CacheConfig
 from dovetail.config.sections.convert import from_value, merge_deep
@@ -166,26 +166,28 @@ def _from_origin(origin: str) -> Iterator[None]:
 
 def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields with deprecated names translated, and a note for each such name."""
-    today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
+    others = {name: flag_of(name) for name in fields if name not in flags()}
+    today = {name: value for name, value in fields.items() if others.get(name) is None}
     notes = []
-    for name in fields.keys() - today.keys():
-        current, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
+    for name, flag in others.items():
+        if flag is None:
+            continue
+        current, note = translate(name, from_value(flag, fields[name]))
         notes.append(note)
         for target, value in current.items():
-            today[target] = _agreed(name, target, today.get(target, MISSING), value)
+            today[target] = _agreed(flag.spelling, target, today.get(target, MISSING), value)
     return today, tuple(sorted(notes))
 
 
-def _agreed(deprecated: str, target: str, there: Any, value: Any) -> Any:
+def _agreed(spelling: str, target: str, there: Any, value: Any) -> Any:
     """Return a field's value after a deprecated name has set it too. Raises: ConfigError."""
     if there is MISSING or there == value:
         return value
     if isinstance(there, Mapping) and isinstance(value, Mapping):
         keys = {
-            key: _agreed(deprecated, target, there.get(key, MISSING), value[key]) for key in value
+            key: _agreed(spelling, target, there.get(key, MISSING), value[key]) for key in value
         }
         return {**there, **keys}
-    spelling = deprecated_flags()[deprecated].spelling
     raise ConfigError(
         f"asks for {value!r}, but {find_flag(target).spelling} for {there!r}.",
         where=spelling,

@@ -9,6 +9,8 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from dovetail.config.compat.deprecated_flags import NewerFlag
+from dovetail.config.config import flags
 from dovetail.config.parse.foreign_variables import Row, Setting
 from dovetail.interfaces.data.block_hash import BlockHash
 from dovetail.interfaces.plugin import Value
@@ -80,6 +82,22 @@ class ForeignVariablesContract(ConstantContract):
                 assert isinstance(fields, dict), f"{name}={text!r} gives {fields!r}"
 
 
+class ForeignFlagsContract(ConstantContract):
+    """Clauses of tables of another server's flags, in the process that parses them."""
+
+    def test_each_flag_has_a_meaning(self, plugin: Value) -> None:
+        """The table has flags by field name that no flag here is named like, each with a row."""
+        assert not set(plugin.value) & set(flags()), "a flag of this name is there"
+        for name, newer in plugin.value.items():
+            assert isinstance(newer, NewerFlag), f"{name} has no row: {newer!r}"
+            assert newer.flag.name == name, f"{name} is named {newer.flag.name}"
+
+    def test_no_value_sets_nothing(self, plugin: Value) -> None:
+        """Null is taken, and sets no field."""
+        for name, newer in plugin.value.items():
+            assert newer.row.fields(None) == {}, f"{name}: null sets a field"
+
+
 class HashContract(ValueContract):
     """Clauses of hashes of KV blocks."""
 
@@ -138,6 +156,7 @@ class RopeContract(ValueContract):
 _OWN_CLAUSES: dict[str, type[ConstantContract]] = {
     "expert_placement": ExpertPlacementContract,
     "file_importer": FileImporterContract,
+    "foreign_flags": ForeignFlagsContract,
     "foreign_variables": ForeignVariablesContract,
     "hash_algorithm": HashContract,
     "rope_type": RopeContract,

@@ -336,7 +336,8 @@ def test_describe_is_plain_data() -> None:
 
 def test_the_table_of_kinds() -> None:
     chosen_otherwise = {"client", "command", "model", "model_store", "stop_condition"}
-    tables = {"file_importer", "foreign_variables", "model_type", "request_fields"}
+    tables = {"file_importer", "foreign_flags", "foreign_variables", "model_type"}
+    tables |= {"command_line", "request_fields"}
     for kind in registry.KINDS.values():
         assert kind.group == f"dovetail.{kind.name}"
         assert kind.summary

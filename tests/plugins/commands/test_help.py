@@ -75,7 +75,7 @@ def test_a_flag(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("topic", "usage"),
     [
         ("q", "-q, --quantization NAME"),
-        ("-O", "-O, --compilation-config LEVEL|JSON"),
+        ("-O", "-O, --compilation-config, -cc LEVEL|JSON"),
         ("device", "--device NAME"),
         ("model", "--model TEXT"),
         ("no-enforce-eager", "--enforce-eager, --no-enforce-eager"),
@@ -103,13 +103,13 @@ def test_a_flag_tells_its_other_routes_and_its_state(
 @pytest.mark.parametrize(
     ("topic", "shown", "left_out"),
     [
-        ("VllmConfig", "--compilation-config", "--port"),
+        ("VllmConfig", "--compilation-config, -cc", "--port"),
         ("DecodingConfig", "--structured-outputs-config", "--port"),
         ("StructuredOutputsConfig", "--structured-outputs-config", "--port"),
         ("Frontend", "--port", "--max-num-seqs"),
         ("Options", "--api-server-count", "--port"),
         ("PromptAdapterConfig", "--max-prompt-adapters", "--port"),
-        ("SpeculativeConfig", "--speculative-config", "--port"),
+        ("SpeculativeConfig", "-sc, --speculative-config", "--port"),
     ],
 )
 def test_group_names_of_others(

@@ -1,9 +1,8 @@
 """Translated flags: deprecated ones and newer spellings, each with one note to the user.
 
-Such a flag is a field of `DeprecatedFlags` or `NewerFlags` and has a row in `MAPPED`, which turns
-its value into current fields. Every source of settings calls `translate`, so the rest of dovetail
-never sees these flags. A flag without an equivalent accepts only values that request what always
-happens anyway.
+A deprecated flag is a field of `DeprecatedFlags` and has a row in `MAPPED`, which turns its value
+into current fields. Newer flags of other servers are in the tables of the kind `foreign_flags`.
+Every source of settings calls `translate`, so the rest of dovetail never sees these flags.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from dovetail.errors import ConfigError
 from dovetail.unsupported import remedy, sentence, what
 
 Fields = dict[str, Any]
-_NOTHING = "nothing: "
+KIND, NEWER = "foreign_flags", "NewerFlags"
+"""The kind of the tables of newer flags, and the group of these flags."""
+NOTHING = "nothing: "
 _GUIDED_WORDS = {
     "no-fallback": "disable_fallback",
     "disable-any-whitespace": "disable_any_whitespace",
@@ -138,75 +139,46 @@ class DeprecatedFlags:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewerFlags:
-    """Newer spellings of what other flags set."""
-
-    attention_config: Mapping[str, Any] = flag(
-        {}, kind="attention_backend", short="-ac", help="settings of attention; backend is read"
-    )
-    optimization_level: int | None = flag(
-        None, ge=0, le=3, help="optimization level of steps, as -O"
-    )
-    kv_offloading_size: float | None = flag(
-        None, ge=0, unit="GiB", help="host memory for KV cache blocks that leave the device"
-    )
-    kv_offloading_backend: str | None = flag(
-        None, metavar="NAME", help="what moves KV cache blocks to host memory: native"
-    )
-    spec_method: str | None = flag(None, kind="drafter", help="drafter of speculative decoding")
-    spec_model: str | None = flag(None, metavar="MODEL", help="draft model")
-    spec_tokens: int | None = flag(None, ge=1, unit="tokens", help="longest draft")
-
-
-NEWER_SUPPORTED = (
-    "default_chat_template_kwargs",
-    "disable_access_log_for_endpoints",
-    "enable_log_deltas",
-    "enable_per_request_metrics",
-    "performance_mode",
-    "sse_keep_alive_interval",
-    "ssl_ciphers",
-    "stream_interval",
-)
-"""Flags that other servers have had only for a short time, supported here under the same name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Mapped:
     """The translation of a deprecated flag: the current `flag`, for users, and its `fields`.
 
-    If it waits for a missing `feature`, `fields` accepts only values that do not request it.
+    If it waits for a missing `feature`, or is refused with what to do `instead`, `fields` accepts
+    only values that do not request it.
     """
 
     flag: str
     fields: Callable[[Any], Fields]
     feature: str | None = None
+    instead: str | None = None
 
     @property
     def today(self) -> str:
         """Return the current spelling of the flag, as a user writes it."""
-        return self.flag if self.feature is None else f"{_NOTHING}{what(self.feature)}"
+        return self.flag if self.feature is None else f"{NOTHING}{what(self.feature)}"
+
+    @property
+    def state(self) -> str:
+        """Return "mapped" to a current flag, "taken" without effect, or "refused"."""
+        if self.instead is not None:
+            return "refused"
+        return "taken" if self.today.startswith(NOTHING) else "mapped"
 
 
-def _field(name: str) -> Mapped:
+def by_field(name: str) -> Mapped:
+    """Return the row of another name for a flag."""
     return Mapped("--" + name.replace("_", "-"), lambda value: {name: value})
 
 
-def _key(name: str, key: str) -> Mapped:
+def by_key(name: str, key: str) -> Mapped:
+    """Return the row of another name for a key of a JSON flag."""
     flag_name = "--" + name.replace("_", "-")
     return Mapped(f"{flag_name}.{key}", lambda value: {name: {key: value}})
 
 
-def _settled(always: str, *passing: Any) -> Mapped:
-    """Return the row of a flag that accepts only values for what always happens."""
-
-    def check(value: Any) -> Fields:
-        if not _is_one_of(value, passing):
-            raise ConfigError(f"{always}.", fix="leave the flag out.")
-        return {}
-
-    return Mapped(f"{_NOTHING}{always}", check)
+def _settled(always: str) -> Mapped:
+    """Return the row of a flag that changes nothing, whatever its value."""
+    return Mapped(f"{NOTHING}{always}", lambda value: {})
 
 
 def _waits_for(feature: str, *passing: Any) -> Mapped:
@@ -217,7 +189,7 @@ def _waits_for(feature: str, *passing: Any) -> Mapped:
             raise ConfigError(sentence(feature), fix=remedy(feature, "leave the flag out"))
         return {}
 
-    return Mapped(_NOTHING, check, feature)
+    return Mapped(NOTHING, check, feature)
 
 
 def _is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
@@ -288,28 +260,8 @@ def _reasoning(value: Any) -> Fields:
     return {} if value else {"reasoning_parser": NO_PARSER}
 
 
-def _offloading(size_gib: float) -> dict[str, Any]:
-    if not size_gib:
-        return {}
-    extra = {"host_bytes": int(size_gib * 2**30)}
-    names = {"kv_connector": "offloading", "kv_role": "kv_both"}
-    return {"kv_transfer_config": {**names, "kv_connector_extra_config": extra}}
-
-
-def _attention(value: Any) -> Fields:
-    """Take the backend; all other settings choose among kernels that do not exist here."""
-    given = {key: one for key, one in value.items() if one not in (None, False)}
-    backend = given.pop("backend", None)
-    if given:
-        key = next(iter(given))
-        raise ConfigError(f"the key {key} is not supported.", fix="give backend alone.")
-    return {} if backend is None else {"attention_backend": str(backend).lower()}
-
-
-_WHATEVER_THE_CONTEXT = Mapped(
-    f"{_NOTHING}steps are captured per batch size, for any context length", lambda value: {}
-)
-_POOL = _waits_for("tokenizer_pool", 0, "ray", {})
+_WHATEVER_THE_CONTEXT = _settled("steps are captured per batch size, for any context length")
+_POOL = _settled(what("tokenizer_pool"))
 
 MAPPED: dict[str, Mapped] = {
     "disable_log_requests": Mapped(
@@ -319,28 +271,28 @@ MAPPED: dict[str, Mapped] = {
     "worker_use_ray": Mapped("--distributed-executor-backend ray", _ray),
     "enable_reasoning": Mapped("--reasoning-parser, which turns it on", _reasoning),
     "guided_decoding_backend": Mapped("--structured-outputs-config.backend", _guided_backend),
-    "guided_decoding_disable_fallback": _key("structured_outputs_config", "disable_fallback"),
-    "guided_decoding_disable_any_whitespace": _key(
+    "guided_decoding_disable_fallback": by_key("structured_outputs_config", "disable_fallback"),
+    "guided_decoding_disable_any_whitespace": by_key(
         "structured_outputs_config", "disable_any_whitespace"
     ),
-    "guided_decoding_disable_additional_properties": _key(
+    "guided_decoding_disable_additional_properties": by_key(
         "structured_outputs_config", "disable_additional_properties"
     ),
-    "override_pooler_config": _field("pooler_config"),
+    "override_pooler_config": by_field("pooler_config"),
     "speculative_model": Mapped("--speculative-config.model", _speculative_model),
-    "num_speculative_tokens": _key("speculative_config", "num_speculative_tokens"),
-    "ngram_prompt_lookup_max": _key("speculative_config", "prompt_lookup_max"),
-    "ngram_prompt_lookup_min": _key("speculative_config", "prompt_lookup_min"),
-    "speculative_disable_by_batch_size": _key("speculative_config", "disable_by_batch_size"),
-    "speculative_model_quantization": _key("speculative_config", "quantization"),
-    "speculative_draft_tensor_parallel_size": _key(
+    "num_speculative_tokens": by_key("speculative_config", "num_speculative_tokens"),
+    "ngram_prompt_lookup_max": by_key("speculative_config", "prompt_lookup_max"),
+    "ngram_prompt_lookup_min": by_key("speculative_config", "prompt_lookup_min"),
+    "speculative_disable_by_batch_size": by_key("speculative_config", "disable_by_batch_size"),
+    "speculative_model_quantization": by_key("speculative_config", "quantization"),
+    "speculative_draft_tensor_parallel_size": by_key(
         "speculative_config", "draft_tensor_parallel_size"
     ),
-    "speculative_max_model_len": _key("speculative_config", "max_model_len"),
-    "eplb_log_balancedness": _key("eplb_config", "log_balancedness"),
-    "eplb_step_interval": _key("eplb_config", "step_interval"),
-    "eplb_window_size": _key("eplb_config", "window_size"),
-    "num_redundant_experts": _key("eplb_config", "num_redundant_experts"),
+    "speculative_max_model_len": by_key("speculative_config", "max_model_len"),
+    "eplb_log_balancedness": by_key("eplb_config", "log_balancedness"),
+    "eplb_step_interval": by_key("eplb_config", "step_interval"),
+    "eplb_window_size": by_key("eplb_config", "window_size"),
+    "num_redundant_experts": by_key("eplb_config", "num_redundant_experts"),
     "enable_multimodal_encoder_data_parallel": Mapped(
         "--mm-encoder-tp-mode data",
         lambda value: {"mm_encoder_tp_mode": "data"} if value else {},
@@ -348,62 +300,66 @@ MAPPED: dict[str, Mapped] = {
     "disable_mm_preprocessor_cache": Mapped(
         "--mm-processor-cache-gb 0", lambda value: {"mm_processor_cache_gb": 0} if value else {}
     ),
-    "disable_cascade_attn": _settled("cascade attention is not used", True, False),
+    "disable_cascade_attn": _settled("cascade attention is not used"),
     "max_context_len_to_capture": _WHATEVER_THE_CONTEXT,
     "max_seq_len_to_capture": _WHATEVER_THE_CONTEXT,
     "qlora_adapter_name_or_path": Mapped("--lora-modules with --enable-lora", _qlora),
     "override_neuron_config": _waits_for("neuron", {}),
     "preemption_mode": Mapped("--swap-space", _preemption),
-    "num_lookahead_slots": Mapped(
-        f"{_NOTHING}slots for a draft are allocated when its step is planned", lambda value: {}
-    ),
+    "num_lookahead_slots": _settled("slots for a draft are allocated when its step is planned"),
     "num_scheduler_steps": _settled(
-        "steps are planned one by one; --async-scheduling plans one ahead", 1
+        "steps are planned one by one; --async-scheduling plans one ahead"
     ),
-    "multi_step_stream_outputs": _settled("every token is always streamed at once", True),
-    "scheduler_delay_factor": _settled("prefills are not delayed", 0),
-    "use_v2_block_manager": _settled("there is one block manager", True),
-    "disable_async_output_proc": _settled(
-        "outputs are always processed during the next step", False
-    ),
-    "disable_logprobs_during_spec_decoding": _key("speculative_config", "disable_logprobs"),
-    "spec_decoding_acceptance_method": _key("speculative_config", "acceptance_method"),
-    "speculative_disable_mqa_scorer": _key("speculative_config", "disable_mqa_scorer"),
-    "typical_acceptance_sampler_posterior_threshold": _key(
+    "multi_step_stream_outputs": _settled("every token is always streamed at once"),
+    "scheduler_delay_factor": _settled("prefills are not delayed"),
+    "use_v2_block_manager": _settled("there is one block manager"),
+    "disable_async_output_proc": _settled("outputs are always processed during the next step"),
+    "disable_logprobs_during_spec_decoding": by_key("speculative_config", "disable_logprobs"),
+    "spec_decoding_acceptance_method": by_key("speculative_config", "acceptance_method"),
+    "speculative_disable_mqa_scorer": by_key("speculative_config", "disable_mqa_scorer"),
+    "typical_acceptance_sampler_posterior_threshold": by_key(
         "speculative_config", "posterior_threshold"
     ),
-    "typical_acceptance_sampler_posterior_alpha": _key("speculative_config", "posterior_alpha"),
+    "typical_acceptance_sampler_posterior_alpha": by_key("speculative_config", "posterior_alpha"),
     "tokenizer_pool_size": _POOL,
     "tokenizer_pool_type": _POOL,
     "tokenizer_pool_extra_config": _POOL,
-    "attention_config": Mapped("--attention-backend", _attention),
-    "optimization_level": Mapped(
-        "--compilation-config.level", lambda value: {"compilation_config": {"level": value}}
-    ),
-    "kv_offloading_size": Mapped("--kv-transfer-config", _offloading),
-    "kv_offloading_backend": _settled(
-        "blocks are always moved to host memory by dovetail itself (native)", None, "native"
-    ),
-    "spec_method": _key("speculative_config", "method"),
-    "spec_model": _key("speculative_config", "model"),
-    "spec_tokens": _key("speculative_config", "num_speculative_tokens"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class NewerFlag:
+    """A row of a table of the kind `foreign_flags`: the flag, and what becomes of its value."""
+
+    flag: Flag
+    row: Mapped
+
+
+@cache
+def newer_flags() -> dict[str, NewerFlag]:
+    """Return the newer flags of other servers by field name."""
+    from dovetail import registry  # whose modules read settings
+
+    tables = [registry.admin.value_of(KIND, server) for server in registry.names(KIND)]
+    return {name: newer for table in tables for name, newer in table.items()}
 
 
 @cache
 def deprecated_flags() -> dict[str, Flag]:
-    """Return all translated flags, older and newer ones, by field name."""
-    return {flag.name: flag for flag in (*flags_of(DeprecatedFlags), *flags_of(NewerFlags))}
+    """Return the older flags by field name."""
+    return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
 
 
-def is_newer(name: str) -> bool:
-    """Return whether a translated flag is a newer spelling."""
-    return any(flag.name == name for flag in flags_of(NewerFlags))
+def flag_of(name: str) -> Flag | None:
+    """Return an older flag by field name, or else a newer one."""
+    older = deprecated_flags().get(name)
+    newer = newer_flags().get(name) if older is None else None
+    return older if newer is None else newer.flag
 
 
-def _today_of(name: str) -> str:
-    word = "" if is_newer(name) else "now "
-    return f"{word}{MAPPED[name].today}"
+def row_of(name: str) -> Mapped:
+    """Return the translation of an older or a newer flag."""
+    return MAPPED[name] if name in MAPPED else newer_flags()[name].row
 
 
 def translate(name: str, value: Any) -> tuple[Fields, str]:
@@ -411,9 +367,10 @@ def translate(name: str, value: Any) -> tuple[Fields, str]:
 
     Raises: ConfigError for a value without an equivalent.
     """
-    row, spelling = MAPPED[name], deprecated_flags()[name].spelling
-    nothing = row.today.removeprefix(_NOTHING)
-    change = f"changes nothing: {nothing}" if nothing != row.today else f"is {_today_of(name)}"
+    row, spelling = row_of(name), "--" + name.replace("_", "-")
+    nothing = row.today.removeprefix(NOTHING)
+    word = "now " if name in MAPPED else ""
+    change = f"changes nothing: {nothing}" if nothing != row.today else f"is {word}{row.today}"
     try:
         return row.fields(value), f"{spelling} {change}."
     except ConfigError as error:

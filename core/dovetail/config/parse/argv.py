@@ -80,6 +80,9 @@ def _take(
 
 def _unfold(word: str, table: Mapping[str, Flag]) -> str:
     """Return "-O3", "-O=3" and "-O.level=3" with the flag's long name; other words unchanged."""
+    exact = table.get(word.partition("=")[0])
+    if exact is not None and exact.value_type != "json":
+        return word  # as -dcp, which begins like -dc
     for short, flag in table.items():
         if flag.value_type == "json" and not short.startswith("--") and word.startswith(short):
             value = word[len(short) :]

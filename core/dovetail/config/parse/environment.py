@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import deprecated_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags, newer_flags
 from dovetail.config.config import Config, flags, shown
 from dovetail.config.parse.foreign_variables import (
     NoEffect,
@@ -63,7 +63,8 @@ def variable_of(flag: Flag) -> str:
 
 def _other_names(flag: Flag) -> list[str]:
     """Return the variables for a flag's other spellings."""
-    return [PREFIX + a.removeprefix("--").replace("-", "_").upper() for a in flag.meta.aliases]
+    long = [a[2:] for a in flag.meta.aliases if a.startswith("--")]
+    return [PREFIX + name.replace("-", "_").upper() for name in long]
 
 
 def read(environ: Mapping[str, str]) -> Variables:
@@ -84,11 +85,17 @@ def read(environ: Mapping[str, str]) -> Variables:
             fields[name] = {own[name].name: text}
         elif name in foreign:
             _take(name, text, foreign[name], fields, notes)
+        elif name not in OWN and name.startswith(PREFIX) and name in _newer():
+            fields[name] = {_newer()[name]: text}
         elif name not in OWN and name.startswith((PREFIX, *foreign_prefixes())):
             warnings.append(_unknown(name, [*own, *OWN, *foreign]))
     if len(fields) > 1:
         _check_agreed(fields)
     return Variables(fields, tuple(notes), tuple(warnings))
+
+
+def _newer() -> dict[str, str]:
+    return {variable_of(one.flag): name for name, one in newer_flags().items()}
 
 
 def is_service_link(name: str, text: str) -> bool:

@@ -9,7 +9,12 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dovetail.config.compat.deprecated_flags import DeprecatedFlags, NewerFlags, deprecated_flags
+from dovetail.config.compat.deprecated_flags import (
+    NEWER,
+    DeprecatedFlags,
+    deprecated_flags,
+    newer_flags,
+)
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.sections.convert import from_value
 from dovetail.config.sections.field import Flag, flags_of, group_title
@@ -17,6 +22,7 @@ from dovetail.errors import ConfigError
 
 Group = TypeVar("Group")
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "list": "ITEM", "json": "JSON", "bool": None}
+FILES = "config_files"
 _NARGS: dict[str, int | str] = {"bool": 0, "list": "+"}
 
 
@@ -65,16 +71,26 @@ def metavar(flag: Flag) -> str | None:
 def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
-    """Add the flags of these groups, deprecated and newer flags, and --config. Mutates: parser."""
-    add_groups(parser, (*groups, DeprecatedFlags, NewerFlags))
+    """Add the flags of these groups, deprecated flags and --config. Mutates: parser."""
+    add_groups(parser, (*groups, DeprecatedFlags))
     parser.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="FILE.yaml",
-        dest="config_files",
+        dest=FILES,
         help="settings as YAML, `flag: value` per line; flags given here win over the file",
     )
+
+
+def add_newer(parser: argparse.ArgumentParser) -> None:
+    """Add the newer flags, which no --help lists, to those of `add_flags`. Mutates: parser."""
+    known = {action.dest for action in parser._actions}
+    if FILES not in known:
+        return
+    missing = [one.flag for name, one in newer_flags().items() if name not in known]
+    add_section(parser, NEWER, argparse.SUPPRESS, missing)
+    parser.set_defaults(newer_names=tuple(newer_flags()))
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
@@ -120,7 +136,8 @@ def config_of(
     for name, fields in variables.fields.items():
         config = config.with_fields(fields, origin=name)
     config = config.with_notes(variables.notes, variables.warnings)
-    given = {name: value for name, value in vars(namespace).items() if name in _names()}
+    names = {*flags(), *deprecated_flags(), *getattr(namespace, "newer_names", ())}
+    given = {name: value for name, value in vars(namespace).items() if name in names}
     if model is not None and given.setdefault("model", model) != model:
         raise ConfigError(
             f"names {given['model']!r}, but the argument names {model!r}.",
@@ -128,10 +145,6 @@ def config_of(
             fix="name the model once.",
         )
     return config.with_fields(given, origin="command line")
-
-
-def _names() -> set[str]:
-    return {*flags(), *deprecated_flags()}
 
 
 def _options(flag: Flag) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import deprecated_flags
+from dovetail.config.compat.deprecated_flags import deprecated_flags, newer_flags
 from dovetail.config.config import flags, nearest_fix
 from dovetail.config.sections.convert import set_path
 from dovetail.config.sections.field import Flag
@@ -72,7 +73,8 @@ def _refuse_duplicates(node: Any, path: str) -> None:
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    for flag in (*flags().values(), *deprecated_flags().values()):
+    newer = (one.flag for table in (newer_flags,) for one in table().values())  # read if needed
+    for flag in chain(flags().values(), deprecated_flags().values(), newer):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")

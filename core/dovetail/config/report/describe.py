@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags, is_newer
+from dovetail.config.compat.deprecated_flags import (
+    MAPPED,
+    NEWER,
+    NOTHING,
+    DeprecatedFlags,
+    deprecated_flags,
+    row_of,
+)
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import flags
 from dovetail.config.parse.environment import variable_of
@@ -45,22 +52,23 @@ def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
 
 def state_of(flag: Flag) -> tuple[str, str]:
     """Return the flag's state, and its current name or the missing feature."""
-    if deprecated_flags().get(flag.name) == flag:
+    if flags().get(flag.name) == flag:
+        missing = UNSUPPORTED_FLAGS.get(flag.name)
+        return ("supported", "") if missing is None else ("unsupported", missing.missing)
+    if flag.group == DeprecatedFlags.__name__:
         today = MAPPED[flag.name].today
-        if is_newer(flag.name):
-            return "mapped", f"the same as {today}." if "--" in today else f"it changes {today}."
-        return (
-            "deprecated",
-            f"{'it changes' if today.startswith('nothing: ') else 'today'} {today}.",
-        )
-    if flags().get(flag.name) == flag and flag.name in UNSUPPORTED_FLAGS:
-        return "unsupported", UNSUPPORTED_FLAGS[flag.name].missing
-    return "supported", ""
+        is_nothing = today.startswith(NOTHING)
+        return "deprecated", f"{'it changes' if is_nothing else 'today'} {today}."
+    if flag.group != NEWER:
+        return "supported", ""
+    row = row_of(flag.name)
+    return row.state, f"{'the same as' if row.state == 'mapped' else 'it changes'} {row.today}."
 
 
 def routes(flag: Flag) -> str:
     """Return the other ways to set a flag of `serve`; "" for flags of other commands."""
-    if flag not in (flags().get(flag.name), deprecated_flags().get(flag.name)):
+    own = (flags().get(flag.name), deprecated_flags().get(flag.name))
+    if flag not in own and flag.group != NEWER:
         return ""
     return f"Variable: {variable_of(flag)}. In a YAML file: `{flag.spelling[2:]}: VALUE`."
 

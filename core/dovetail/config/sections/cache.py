@@ -30,6 +30,7 @@ class CacheConfig:
         0.9,
         ge=0.01,
         le=1.0,
+        aliases=("--device-memory-utilization",),
         help="fraction of the device's memory that this engine may use; without this flag an "
         "engine on a CPU uses at most 4 GiB",
     )

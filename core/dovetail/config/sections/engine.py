@@ -17,6 +17,7 @@ class EngineConfig:
         {},
         kind="compilation_level",
         short="-O",
+        aliases=("-cc",),
         key="level",
         metavar="LEVEL|JSON",
         help="optimization level of steps. 0: torch's operators; 1: fused kernels where the "

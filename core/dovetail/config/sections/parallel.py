@@ -117,12 +117,14 @@ class ParallelConfig:
     )
     data_parallel_hybrid_lb: bool = flag(
         False,
+        short="-dph",
         help="balance requests within each machine; an external load balancer distributes them "
         "over machines",
     )
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
     enable_expert_parallel: bool = flag(
         False,
+        short="-ep",
         help="place whole experts on each device of all engines of this server instead of a part "
         "of every expert (expert parallelism)",
     )

@@ -16,6 +16,7 @@ class SpeculativeConfig:
     speculative_config: Mapping[str, Any] = flag(
         {},
         kind="drafter",
+        short="-sc",
         help="speculative decoding, which drafts tokens and verifies several in one step. "
         "method: the drafter; num_speculative_tokens: the longest draft (default 4); "
         "disable_by_batch_size: with more requests than this, running or waiting, nothing "

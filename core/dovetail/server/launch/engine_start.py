@@ -114,6 +114,8 @@ def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: Sta
         metrics.START_BEGAN_SECONDS.labels(name).set(timer.began_s[name])
     names = ", ".join(spec.served_names)
     logger.info("serving %s", names)
+    if config.frontend.host is None and config.frontend.uds is None:
+        logger.info("only programs on this machine reach it; --host 0.0.0.0 lets others in")
     url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
     write_record(url, spec.served_names, spec.run.model.path)
     logger.info("ready in %.1f s at %s", timer.total_s(), url)
