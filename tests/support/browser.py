@@ -171,11 +171,12 @@ class Page:
 
 @contextmanager
 def opened_browser(url: str) -> Iterator[Page]:
-    """Give a browser for the server at an address. One after the other has it, as new: each address
-    has a store of its own."""
+    """Give this process's browser for the server at an address. It is as new for each, because each
+    address has a store of its own."""
     driver = _driver()
     for kind in LOGS:
         driver.get_log(kind)
+    driver.set_script_timeout(WAIT_S)
     try:
         yield Page(driver, url)
     finally:
@@ -197,5 +198,4 @@ def _driver() -> Any:
     options.set_capability("goog:loggingPrefs", dict.fromkeys(LOGS, "ALL"))
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
     atexit.register(driver.quit)
-    driver.set_script_timeout(WAIT_S)
     return driver
