@@ -208,6 +208,23 @@ def test_spellings(words: list[str], fields: dict[str, Any]) -> None:
     assert {name: config.value(name) for name in config.origins} == fields
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-modl-len", "3"], "did you mean --max-model-len"),
+        (["--modle-impl=auto"], "--model-impl"),
+    ],
+)
+def test_an_unknown_word_names_the_nearest(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsed(words)
+
+
+def test_an_unknown_keyword_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        Config.from_fields({"max_model_length": 3})
+
+
 def test_two_names_that_disagree() -> None:
     with pytest.raises(ConfigError, match="--max-num-active-seqs: asks for 8, but --max-num-seqs"):
         Config.from_fields({"max_num_active_seqs": 8, "max_num_seqs": 9})
