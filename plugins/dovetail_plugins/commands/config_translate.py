@@ -34,7 +34,7 @@ class ConfigTranslateCommand(Command):
         result = translated(args.words)
         print(shlex.join(result.words), flush=True)
         for line in result.changes:
-            print(f"changed: {line}", file=sys.stderr)
+            print(f"note: {line}", file=sys.stderr)
         for line in result.absent:
             print(f"not here: {line}", file=sys.stderr)
         return 1 if result.absent else 0

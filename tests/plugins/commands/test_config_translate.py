@@ -109,10 +109,10 @@ def test_every_change_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.out == "dovetail serve a.gguf --max-model-len 4096 --seed 3 --port 8080\n"
     lines = printed.err.splitlines()
-    assert lines[0] == "changed: -m is the model, the first argument."
-    assert lines[1].startswith("changed: -c is --max-model-len; ")
-    assert lines[2].startswith("changed: --jinja changes nothing: ")
-    assert lines[3].startswith("changed: --port 8080 is added: ")
+    assert lines[0] == "note: -m is the model, the first argument."
+    assert lines[1].startswith("note: -c is --max-model-len; ")
+    assert lines[2].startswith("note: --jinja changes nothing: ")
+    assert lines[3].startswith("note: --port 8080 is added: ")
     assert len(lines) == 4
 
 
