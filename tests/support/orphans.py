@@ -12,6 +12,8 @@ import psutil
 from dovetail.processes.process import child_environment
 
 WARM = "support.warm_children"
+BROWSER = "chrom"
+"""A part of the programs of Chromium and its driver."""
 TRACKER = "from multiprocessing.resource_tracker import "
 
 
@@ -42,14 +44,15 @@ def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """Return the children of this process that a test has started; those of `warm_children`, and
-    what `multiprocessing` starts for itself, stay as long as this process."""
+    """Return the children of this process that a test has started; those of `warm_children`, the
+    browser, and what `multiprocessing` starts for itself, stay as long as this process."""
     found = psutil.Process().children(recursive=recursive)
     return [child for child in found if not _stays(command_of(child))]
 
 
 def _stays(words: list[str]) -> bool:
-    return WARM in words or any(word.startswith(TRACKER) for word in words)
+    is_browser = bool(words) and BROWSER in words[0]
+    return is_browser or WARM in words or any(word.startswith(TRACKER) for word in words)
 
 
 def command_of(process: psutil.Process) -> list[str]:
