@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.config.checkpoint.adapter_config import CONFIG
@@ -15,6 +14,7 @@ from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError, RequestError
 from dovetail.json_values import InvalidJson, json_struct, json_value
 from dovetail_plugins.apis.audio.form import _json_fields
+from support.drawn import given
 
 DEEP = 200_000
 FAULTS: dict[str, bytes] = {

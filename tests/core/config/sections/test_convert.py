@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.config.sections.convert import from_value, human_int
 from dovetail.config.sections.field import Flag, Meta
 from dovetail.errors import ConfigError
+from support.drawn import given
 
 
 def make(value_type: str, *, is_optional: bool = False, default: Any = None, **meta: Any) -> Flag:

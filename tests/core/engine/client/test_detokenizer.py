@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.engine.client.results.detokenizer import Detokenizer
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_testing.fakes.engine import BOS, EOS, ByteTokenizer
+from support.drawn import given
 
 TOKENIZER = ByteTokenizer(None, "")
 

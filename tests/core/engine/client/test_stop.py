@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.engine.client.results.stop import StopMatcher
+from support.drawn import given
 
 TEXT = st.text(alphabet="ab ü", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab ü", min_size=1, max_size=5), max_size=4)
