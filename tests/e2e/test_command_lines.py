@@ -44,8 +44,11 @@ LINES: dict[str, Line] = {
     ),
     "004: multi-step scheduling": Line(
         words="MODEL --num-scheduler-steps 8 --enable-chunked-prefill=True",
-        fails="--num-scheduler-steps: steps are planned one by one; --async-scheduling plans "
-        "one ahead.",
+        gives={"enable_chunked_prefill": True},
+        notes=(
+            "--num-scheduler-steps changes nothing: steps are planned one by one; "
+            "--async-scheduling plans one ahead.",
+        ),
     ),
     "004: lookup speculation": Line(
         words="--model MODEL --speculative-model [ngram] --num-speculative-tokens 4 "

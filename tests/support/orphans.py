@@ -44,10 +44,10 @@ def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
 
 
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
-    """Return the children of this process that a test has started; those of `warm_children`, the
-    browser, and what `multiprocessing` starts for itself, stay as long as this process."""
+    """Return the living children of this process that a test has started; those of `warm_children`,
+    the browser, and what `multiprocessing` starts for itself, stay as long as this process."""
     found = psutil.Process().children(recursive=recursive)
-    return [child for child in found if not _stays(command_of(child))]
+    return [child for child in found if is_running(child) and not _stays(command_of(child))]
 
 
 def _stays(words: list[str]) -> bool:
