@@ -100,6 +100,18 @@ def far(spec: EngineSpec, *numbers: int, **changes: Any) -> tuple[EngineSpec, ..
     return tuple(msgspec.structs.replace(own, engine=number) for number in numbers)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imports_are_made(warm_processes: None) -> None:
+    """Start one engine alone. The first waits, and lets nobody else run, until the process that
+    engines are forked from has its imports: engines elsewhere would be taken for dead."""
+
+    async def main() -> None:
+        engine = await AsyncEngine.start(fake_spec())
+        await engine.shutdown()
+
+    asyncio.run(main())
+
+
 @pytest.fixture
 def meeting() -> Meeting:
     with socket.create_server(("127.0.0.1", 0)) as probe:
