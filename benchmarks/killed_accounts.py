@@ -222,7 +222,7 @@ def run(folder: Path, *, requests: int, kills: int, keys: int, connections: int)
     took_s = time.monotonic() - begun_s
     print(
         f"{seen.num_sent} requests of {keys} keys, {kills} kills: {seen.num_whole} whole, "
-        f"{seen.num_cut} cut, of which {extra} were counted; {took_s:.0f} s"
+        f"{seen.num_cut} cut ({extra} of these counted); {took_s:.0f} s"
     )
     return wrong_accounts(seen, accounts)
 

@@ -153,12 +153,12 @@ def _newer_flags() -> str:
     return "\n".join(
         [
             "## Newer flags\n",
-            f"Version {NEWEST} of `vllm serve` has {len(rows)} flags, of which "
-            f"{len(by_state['honoured'])} are flags here or older names (above), "
-            f"{len(by_state['mapped'])} are other names of flags here, {len(by_state['taken'])} "
-            f"are taken and change nothing, and {len(by_state['refused'])} are refused unless "
-            "their value is the default, empty or `auto`. The log has a line for each of the last "
-            "three. "
+            f"Version {NEWEST} of `vllm serve` has {len(rows)} flags. "
+            f"{len(by_state['honoured'])} are flags here or older names (above). "
+            f"{len(by_state['mapped'])} are other names of flags here. {len(by_state['taken'])} "
+            f"are taken and change nothing. {len(by_state['refused'])} are refused unless "
+            "their value is the default, empty or `auto`. The log has a line for each that is "
+            "mapped, taken or refused. "
             "`dovetail serve --help` does not list them, `--help=FLAG` describes one.\n",
             f"Flags here that came after those above: {code(honoured)}.\n",
             table(["other name", "here"], ((f"`{n}`", t) for n, t in by_state["mapped"])),

@@ -115,8 +115,8 @@ class Alone:
 
 
 class Noted:
-    """Writes the names of the tests that passed, and of the files of which every test did: what
-    passes without the plugins need not run again with them."""
+    """Writes the names of tests that passed, and of files whose tests all passed. What passes
+    without the plugins need not run again with them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -168,11 +168,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_turn)
     left = {*left_out(items), *left_out_of_every(config.getoption("--every"), items)}
     left = {item for item in left if item.nodeid not in config.args}  # what is named runs
+    left |= {item for item in items if item.nodeid in _noted(config)}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
-    names = _noted(config)
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
-    items[:] = [item for item in items if item.nodeid not in names]
 
 
 @pytest.hookimpl(wrapper=True)

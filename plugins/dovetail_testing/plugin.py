@@ -75,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _sample(entries: Sequence[Entry], every: int, shift: int) -> list[Entry]:
-    """Return every so many-th entry of each kind that has many, and all others."""
+    """Return each `every`-th entry of kinds with many plugins, and all entries of other kinds."""
     found: list[Entry] = []
     for _, group in groupby(entries, key=lambda entry: entry.kind):
         of_kind = list(group)

@@ -74,9 +74,9 @@ SHAPE = {
 
 
 def drawn(*jobs: tuple[Path, dict[str, Any], int, Sequence[Path]]) -> list[dict[str, Any]]:
-    """Return what a CPU draws and a fake GPU, whose steps must not wait; beside it what the CPU
-    draws without adapters. A job: a model, flags, the tokens of the first row, and adapters of the
-    last rows."""
+    """Return the tokens that a CPU draws and a fake GPU, whose steps must not wait, and those that
+    the CPU draws without adapters. A job: a model, flags, the tokens of the first row, and adapters
+    of the last rows."""
     parts = ("core", "plugins", "kernels", "tests")
     paths = (ROOT / part for part in parts)
     env = {"TRITON_INTERPRET": "1", "DOVETAIL_CPU_ISA": "none", "OMP_NUM_THREADS": "1"}

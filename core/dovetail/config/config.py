@@ -166,12 +166,11 @@ def _from_origin(origin: str) -> Iterator[None]:
 
 def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields with deprecated names translated, and a note for each such name."""
-    others = {name: flag_of(name) for name in fields if name not in flags()}
-    today = {name: value for name, value in fields.items() if others.get(name) is None}
+    found = {name: flag_of(name) for name in fields if name not in flags()}
+    others = {name: flag for name, flag in found.items() if flag is not None}
+    today = {name: value for name, value in fields.items() if name not in others}
     notes = []
     for name, flag in others.items():
-        if flag is None:
-            continue
         current, note = translate(name, from_value(flag, fields[name]))
         notes.append(note)
         for target, value in current.items():

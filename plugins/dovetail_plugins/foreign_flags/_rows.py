@@ -6,9 +6,19 @@ Each flag is given with its default, or its type where it has none; both say wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import NEWER, NOTHING, Fields, Mapped, NewerFlag
+from dovetail.config.compat.deprecated_flags import (
+    NEWER,
+    NOTHING,
+    Fields,
+    Mapped,
+    NewerFlag,
+    by_field,
+    by_key,
+    is_one_of,
+)
 from dovetail.config.sections.field import Flag, Meta
 from dovetail.errors import ConfigError
 
@@ -24,13 +34,14 @@ def mapped(today: str, fields: Callable[[Any], Fields], **flags: Any) -> Table:
 
 def renamed(name: str, **flags: Any) -> Table:
     """Return rows of other names for the flag of this field name."""
-    return mapped("--" + name.replace("_", "-"), lambda value: {name: value}, **flags)
+    row = by_field(name)
+    return mapped(row.flag, row.fields, **flags)
 
 
 def key_of(name: str, key: str, **flags: Any) -> Table:
     """Return rows of other names for a key of a JSON flag."""
-    today = f"--{name.replace('_', '-')}.{key}"
-    return mapped(today, lambda value: {name: {key: value}}, **flags)
+    row = by_key(name, key)
+    return mapped(row.flag, row.fields, **flags)
 
 
 def taken(why: str, **flags: Any) -> Table:
@@ -59,20 +70,18 @@ def refused(
 
 def with_short_names(table: Table, short: Mapping[str, str]) -> Table:
     """Return the table with the short spellings of some flags."""
-    named = {
-        name: NewerFlag(_flag(name, table[name].flag.value_type, table[name].row, spelling), row)
-        for name, spelling in short.items()
-        for row in (table[name].row,)
-    }
-    return table | named
+    result = dict(table)
+    for name, spelling in short.items():
+        flag = table[name].flag
+        named = replace(flag, meta=replace(flag.meta, short=spelling))
+        result[name] = replace(table[name], flag=named)
+    return result
 
 
 def _refusal(why: str, instead: str, neutral: tuple[Any, ...]) -> Callable[[Any], Fields]:
     def check(value: Any) -> Fields:
         plain = list(value) if isinstance(value, tuple) else value
-        if any(
-            plain == one and isinstance(plain, bool) == isinstance(one, bool) for one in neutral
-        ):
+        if is_one_of(plain, neutral):
             return {}
         raise ConfigError(f"{why}.", fix=f"{instead}.")
 
@@ -90,8 +99,8 @@ def _type_of(default: Any) -> type:
     return default if isinstance(default, type) else type(default)
 
 
-def _flag(name: str, value_type: str, row: Mapped, short: str | None = None) -> Flag:
-    meta = Meta(help=f"{row.state}: {row.today.removeprefix(NOTHING)}", short=short)
+def _flag(name: str, value_type: str, row: Mapped) -> Flag:
+    meta = Meta(help=f"{row.state}: {row.today.removeprefix(NOTHING)}")
     return Flag(
         name=name, group=NEWER, value_type=value_type, is_optional=True, default=None, meta=meta
     )

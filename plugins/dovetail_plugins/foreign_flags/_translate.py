@@ -70,7 +70,7 @@ def _program(words: Sequence[str]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _walk(words: Sequence[str], rows: Mapping[str, Row], result: Translated) -> list[str]:
-    """Return our words for those of another server. Mutates: result"""
+    """Return dovetail's words for the words of another server's command line. Mutates: result"""
     left, ours = list(words), list[str]()
     while left:
         word = left.pop(0)
@@ -112,12 +112,12 @@ def _row_words(name: str, values: Sequence[str], row: Row, result: Translated) -
         return []
     words = words_of(row["here"], values)
     if words[0] != name or note:
-        there = "the model, the first argument" if words[0] in _NAMED else words_text(row["here"])
+        there = "the model, the first argument" if words[0] in _NAMED else _text(row["here"])
         result.changes.append(f"{name} is {there}{f'; {note}' if note else ''}.")
     return words[1:] if words[0] in _NAMED else words
 
 
-def words_text(here: str) -> str:
+def _text(here: str) -> str:
     """Return our words without the place of the value."""
     return " ".join(here.replace("{}", "").split())
 
@@ -155,10 +155,10 @@ def _flag_words(config: Config) -> Iterator[str]:
     for name in config.origins:
         value, flag = config.value(name), flags()[name]
         if value is not None:
-            yield from words_for(flag, value)
+            yield from _words_for(flag, value)
 
 
-def words_for(flag: Flag, value: Any) -> list[str]:
+def _words_for(flag: Flag, value: Any) -> list[str]:
     """Return the words that set a flag to a value."""
     match flag.value_type:
         case "bool":

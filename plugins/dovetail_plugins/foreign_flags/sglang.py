@@ -73,7 +73,7 @@ SGLANG = Value(
         needless("--max-prefill-tokens", "--max-num-batched-tokens limits a step"),
         absent("--max-total-tokens", "the KV cache is sized by --kv-cache-memory-bytes"),
         to("--page-size", "--block-size {}"),
-        by_value("--schedule-policy", _ORDERS, "there is no such order"),
+        by_value("--schedule-policy", _ORDERS, "this order is not supported"),
         needless("--schedule-conservativeness", "a request starts when its whole prompt fits"),
         to("--random-seed", "--seed {}"),
         to("--watchdog-timeout", "--engine-step-timeout {}"),
@@ -92,7 +92,7 @@ SGLANG = Value(
             _KERNELS,
         ),
         absent("--moe-a2a-backend", "--all2all-backend has other names"),
-        by_value("--speculative-algorithm", _DRAFTERS, "there is no such drafter"),
+        by_value("--speculative-algorithm", _DRAFTERS, "this drafter is not supported"),
         to(
             "--speculative-draft-model-path --speculative-draft-model",
             "--speculative-config.model {}",

@@ -323,8 +323,8 @@ _SERVER: Table = {
               "model's", cohere_is_reasoning_model=True, cohere_format="cmd4"),
     **refused("disabled thinking of the Messages API turns it off in the chat template",
               passing=("none",), anthropic_disabled_thinking_effort="auto"),
-    **refused("there are no paths to prepare and to answer requests apart", "use /v1/completions "
-              "with token ids, and --skip-tokenizer-init", tokens_only=False,
+    **refused("preparing and answering a request on different servers is not supported",
+              "use /v1/completions with token ids, and --skip-tokenizer-init", tokens_only=False,
               enable_scale_out=False),
     **refused("system_fingerprint is the version and a hash of the settings", passing=("hash",),
               fingerprint_mode="full", fingerprint_value=str),

@@ -63,7 +63,7 @@ def ours(line: str) -> str:
             "--compilation-config '{\"level\": 1}'",
         ),
         (
-            "/opt/bin/llama-server -m a.gguf -c 0 -ngl 0 -fa auto -np 4 --jinja --temp 0.5",
+            "build/bin/llama-server -m a.gguf -c 0 -ngl 0 -fa auto -np 4 --jinja --temp 0.5",
             "dovetail serve a.gguf --device cpu --max-num-seqs 4 --port 8080 "
             "--override-generation-config '{\"temperature\": 0.5}'",
         ),
@@ -87,9 +87,12 @@ def test_a_command_line_in_our_words(line: str, expected: str) -> None:
         ("vllm serve m --grpc", "--grpc: there is no gRPC server"),
         ("vllm serve m --tool-call-parser nobody", "nobody"),
         ("sglang serve --model-path m --enable-dp-attention", "--enable-dp-attention: attention"),
-        ("sglang serve --model-path m --schedule-policy dfs", "--schedule-policy dfs: there is no"),
+        (
+            "sglang serve --model-path m --schedule-policy dfs",
+            "--schedule-policy dfs: this order is not supported",
+        ),
         ("sglang serve --model-path m --unheard-of 1 2", "--unheard-of 1 2: this is not a known"),
-        ("llama-server -m a -ctk q4_0", "-ctk q4_0: there is no such KV cache"),
+        ("llama-server -m a -ctk q4_0", "-ctk q4_0: this type of KV cache is not supported"),
         ("llama-server -m a -ngl 20", "-ngl 20: all layers are on the device"),
     ],
 )

@@ -8,7 +8,7 @@ Every source of settings calls `translate`, so the rest of dovetail never sees t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -185,14 +185,14 @@ def _waits_for(feature: str, *passing: Any) -> Mapped:
     """Return the row of a flag that requests a missing feature, except with one of these values."""
 
     def check(value: Any) -> Fields:
-        if not _is_one_of(value, passing):
+        if not is_one_of(value, passing):
             raise ConfigError(sentence(feature), fix=remedy(feature, "leave the flag out"))
         return {}
 
     return Mapped(NOTHING, check, feature)
 
 
-def _is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
+def is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
     """Return whether a value is among these. True == 1 in Python, but a switch is not a number."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing)
 
@@ -350,11 +350,15 @@ def deprecated_flags() -> dict[str, Flag]:
     return {flag.name: flag for flag in flags_of(DeprecatedFlags)}
 
 
+def translated_flags() -> Iterator[Flag]:
+    """Yield the older flags, then the newer ones, whose tables are read only then."""
+    yield from deprecated_flags().values()
+    yield from (newer.flag for newer in newer_flags().values())
+
+
 def flag_of(name: str) -> Flag | None:
     """Return an older flag by field name, or else a newer one."""
-    older = deprecated_flags().get(name)
-    newer = newer_flags().get(name) if older is None else None
-    return older if newer is None else newer.flag
+    return next((flag for flag in translated_flags() if flag.name == name), None)
 
 
 def row_of(name: str) -> Mapped:

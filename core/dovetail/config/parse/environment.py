@@ -63,8 +63,7 @@ def variable_of(flag: Flag) -> str:
 
 def _other_names(flag: Flag) -> list[str]:
     """Return the variables for a flag's other spellings."""
-    long = [a[2:] for a in flag.meta.aliases if a.startswith("--")]
-    return [PREFIX + name.replace("-", "_").upper() for name in long]
+    return [PREFIX + a[2:].replace("-", "_").upper() for a in flag.meta.aliases if a[:2] == "--"]
 
 
 def read(environ: Mapping[str, str]) -> Variables:
@@ -85,8 +84,8 @@ def read(environ: Mapping[str, str]) -> Variables:
             fields[name] = {own[name].name: text}
         elif name in foreign:
             _take(name, text, foreign[name], fields, notes)
-        elif name not in OWN and name.startswith(PREFIX) and name in _newer():
-            fields[name] = {_newer()[name]: text}
+        elif name not in OWN and name.startswith(PREFIX) and (newer := _newer().get(name)):
+            fields[name] = {newer: text}
         elif name not in OWN and name.startswith((PREFIX, *foreign_prefixes())):
             warnings.append(_unknown(name, [*own, *OWN, *foreign]))
     if len(fields) > 1:

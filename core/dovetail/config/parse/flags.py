@@ -84,13 +84,12 @@ def add_flags(
 
 
 def add_newer(parser: argparse.ArgumentParser) -> None:
-    """Add the newer flags, which no --help lists, to those of `add_flags`. Mutates: parser."""
+    """Add the newer flags to a parser of `add_flags`; --help lists none. Mutates: parser."""
     known = {action.dest for action in parser._actions}
-    if FILES not in known:
-        return
-    missing = [one.flag for name, one in newer_flags().items() if name not in known]
-    add_section(parser, NEWER, argparse.SUPPRESS, missing)
-    parser.set_defaults(newer_names=tuple(newer_flags()))
+    if FILES in known:
+        missing = [one.flag for name, one in newer_flags().items() if name not in known]
+        add_section(parser, NEWER, argparse.SUPPRESS, missing)
+        parser.set_defaults(newer_names=tuple(newer_flags()))
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:

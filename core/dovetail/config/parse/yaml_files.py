@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.compat.deprecated_flags import deprecated_flags, newer_flags
+from dovetail.config.compat.deprecated_flags import translated_flags
 from dovetail.config.config import flags, nearest_fix
 from dovetail.config.sections.convert import set_path
 from dovetail.config.sections.field import Flag
@@ -73,8 +73,7 @@ def _refuse_duplicates(node: Any, path: str) -> None:
 def _find(path: str, key: str) -> tuple[Flag, str]:
     head, _, inner = key.partition(".")
     name = head.lstrip("-").replace("_", "-")
-    newer = (one.flag for table in (newer_flags,) for one in table().values())  # read if needed
-    for flag in chain(flags().values(), deprecated_flags().values(), newer):
+    for flag in chain(flags().values(), translated_flags()):
         if any(name == spelling.lstrip("-") for spelling in flag.spellings):
             if inner and flag.value_type != "json":
                 raise ConfigError(f"{head} has no keys.", where=path, fix=f"write `{head}: VALUE`.")

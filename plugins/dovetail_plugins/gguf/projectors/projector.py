@@ -240,6 +240,16 @@ def square(pair: Pair) -> dict[str, int]:
     return dict.fromkeys(("height", "width"), pair.number("image_size"))
 
 
+def scale_factor(pair: Pair, usual: int = 2) -> int:
+    """Return how many vectors of patches become one along each side of an image."""
+    return pair.find("projector.scale_factor", int) or usual
+
+
+def merge_size(pair: Pair, usual: int = 2) -> int:
+    """Return the same as `scale_factor`, of encoders that call it so."""
+    return pair.find("spatial_merge_size", int) or usual
+
+
 def sectioned(pair: Pair, model_type: str, **more: Any) -> Json:
     """Return the text model's settings, whose rotation has three directions. Raises: ConfigError"""
     sections = pair.text.find(".rope.dimension_sections", list)

@@ -12,6 +12,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Projector,
     ProjectorNames,
     activation,
+    merge_size,
     pictures,
     sectioned,
 )
@@ -39,7 +40,7 @@ _VIDEO = "<|video|>"
 _AROUND = {"image_start": "<|begin_of_image|>", "image_end": "<|end_of_image|>"}
 _AROUND_VIDEO = {"video_start": "<|begin_of_video|>", "video_end": "<|end_of_video|>"}
 _PIXELS = (112 * 112, 28 * 28 * 12288)
-"""The fewest and most pixels of an image, twice, as published: no file says."""
+"""The fewest and most pixels of an image, counted in two frames, as published: no file has them."""
 _TYPES = {"glm4": "glm4v", "glm4moe": "glm4v_moe"}
 """general.architecture of the text model -> model_type of both together."""
 _OCR = "glm_ocr"
@@ -65,10 +66,6 @@ def _type(pair: Pair) -> str:
     return _OCR if pair.has("v.blk.0.attn_q_norm.weight") else _TYPES[pair.text.architecture]
 
 
-def _merged(pair: Pair) -> int:
-    return pair.find("spatial_merge_size", int) or 2
-
-
 def _config(pair: Pair) -> Json:
     model_type = _type(pair)
     inner = "v.blk.0.ffn_up.weight" if model_type == _OCR else "mm.up.weight"
@@ -87,7 +84,7 @@ def _config(pair: Pair) -> Json:
             "image_size": pair.number("image_size"),
             "patch_size": pair.number("patch_size"),
             "temporal_patch_size": 2,
-            "spatial_merge_size": _merged(pair),
+            "spatial_merge_size": merge_size(pair),
             "rms_norm_eps": pair.small("attention.layer_norm_epsilon", 1e-5),
             "hidden_act": activation(pair, "silu"),
             "attention_bias": pair.has("v.blk.0.attn_qkv.bias"),
@@ -103,7 +100,7 @@ def _processor(pair: Pair) -> Json:
         f"{name}ImageProcessor",
         size=dict(zip(("shortest_edge", "longest_edge"), _PIXELS, strict=True)),
         patch_size=pair.number("patch_size"),
-        merge_size=_merged(pair),
+        merge_size=merge_size(pair),
         temporal_patch_size=2,
         resample=3,
     )

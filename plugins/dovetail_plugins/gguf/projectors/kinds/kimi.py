@@ -14,6 +14,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Projector,
     ProjectorNames,
     pictures,
+    scale_factor,
     vision,
 )
 
@@ -62,10 +63,6 @@ def _names(pair: Pair) -> ProjectorNames:
     )
 
 
-def _scale(pair: Pair) -> int:
-    return pair.find("projector.scale_factor", int) or 2
-
-
 def _config(pair: Pair) -> Json:
     table = pair.shape("v.position_embd.weight")
     if len(table) != 3:
@@ -76,7 +73,7 @@ def _config(pair: Pair) -> Json:
         hidden_act="gelu_pytorch_tanh",
         pos_emb_height=table[0],
         pos_emb_width=table[1],
-        merge_kernel_size=[_scale(pair)] * 2,
+        merge_kernel_size=[scale_factor(pair)] * 2,
     )
     video = pair.token_id(_VIDEO)
     return {
@@ -99,7 +96,7 @@ def _processor(pair: Pair) -> Json:
         size={"max_height": _SIDE, "max_width": _SIDE},
         max_patches=max_pixels // patch**2 if max_pixels else _PATCHES,
         patch_size=patch,
-        merge_size=_scale(pair),
+        merge_size=scale_factor(pair),
         resample=3,
     )
     return {

@@ -14,6 +14,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     ProjectorNames,
     as_rows,
     pictures,
+    scale_factor,
     vision,
 )
 
@@ -31,10 +32,6 @@ def _names(pair: Pair) -> ProjectorNames:
     return clip_names(pair, "model.vision_tower", whole, changes=changes)
 
 
-def _scale(pair: Pair) -> int:
-    return pair.find("projector.scale_factor", int) or 2
-
-
 def _config(pair: Pair) -> Json:
     encoder = vision(
         pair,
@@ -48,7 +45,7 @@ def _config(pair: Pair) -> Json:
         "architectures": ["Lfm2VlForConditionalGeneration"],
         "vision_config": encoder,
         "image_token_id": pair.token(_IMAGE)[0],
-        "downsample_factor": _scale(pair),
+        "downsample_factor": scale_factor(pair),
         "projector_hidden_size": pair.matrix("mm.1.weight")[0],
         "projector_hidden_act": "gelu",
         "projector_bias": pair.has("mm.1.bias"),
@@ -64,7 +61,7 @@ def _processor(pair: Pair) -> Json:
         "Lfm2VlImageProcessor",
         resample=2,
         encoder_patch_size=pair.number("patch_size"),
-        downsample_factor=_scale(pair),
+        downsample_factor=scale_factor(pair),
     )
     return {
         "processor_class": "Lfm2VlProcessor",

@@ -17,7 +17,9 @@ from dovetail_plugins.gguf.projectors.projector import (
     ProjectorNames,
     activation,
     batched,
+    merge_size,
     pictures,
+    scale_factor,
     square,
     turned_back,
     vision,
@@ -136,7 +138,7 @@ def _pixtral_encoder(pair: Pair) -> Json:
 
 
 def _pixtral(pair: Pair) -> Json:
-    merged = _merged(pair)
+    merged = merge_size(pair, 1)
     whole = {
         "vision_config": _pixtral_encoder(pair),
         "vision_feature_layer": -1,
@@ -149,10 +151,6 @@ def _pixtral(pair: Pair) -> Json:
         return {**names, **whole, "spatial_merge_size": merged}
     names = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
     return {**names, **whole, "vision_feature_select_strategy": "full"}
-
-
-def _merged(pair: Pair) -> int:
-    return pair.find("spatial_merge_size", int) or 1
 
 
 def _pixtral_pictures(pair: Pair) -> Json:
@@ -170,7 +168,7 @@ def _pixtral_processor(pair: Pair) -> Json:
         "processor_class": "PixtralProcessor",
         "image_processor": _pixtral_pictures(pair),
         "patch_size": pair.number("patch_size"),
-        "spatial_merge_size": _merged(pair),
+        "spatial_merge_size": merge_size(pair, 1),
         "image_token": pair.token("[IMG]")[1],
         "image_break_token": "[IMG_BREAK]",
         "image_end_token": "[IMG_END]",
@@ -190,7 +188,7 @@ def _lighton(pair: Pair) -> Json:
         "architectures": ["LightOnOcrForConditionalGeneration"],
         "vision_config": _pixtral_encoder(pair),
         "image_token_id": pair.token(_LIGHTON_TOKENS["image_token"])[0],
-        "spatial_merge_size": _merged(pair),
+        "spatial_merge_size": merge_size(pair, 1),
     }
 
 
@@ -201,7 +199,7 @@ def _lighton_processor(pair: Pair) -> Json:
         "processor_class": "LightOnOcrProcessor",
         "image_processor": _pixtral_pictures(pair),
         "patch_size": pair.number("patch_size"),
-        "spatial_merge_size": _merged(pair),
+        "spatial_merge_size": merge_size(pair, 1),
         "tokens": dict(_LIGHTON_TOKENS),
     }
 
@@ -254,17 +252,13 @@ def _intern(pair: Pair) -> Json:
         "model_type": "internvl",
         "architectures": ["InternVLForConditionalGeneration"],
         "vision_config": vision(pair, "internvl_vision", **encoder),
-        "downsample_ratio": 1 / _intern_scale(pair),
-        "image_seq_length": pair.side(_intern_scale(pair)) ** 2,
+        "downsample_ratio": 1 / scale_factor(pair),
+        "image_seq_length": pair.side(scale_factor(pair)) ** 2,
         "image_token_id": pair.token("<IMG_CONTEXT>")[0],
         "projector_hidden_act": "gelu",
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
     }
-
-
-def _intern_scale(pair: Pair) -> int:
-    return pair.find("projector.scale_factor", int) or 2
 
 
 def _intern_processor(pair: Pair) -> Json:
@@ -281,7 +275,7 @@ def _intern_processor(pair: Pair) -> Json:
     return {
         "processor_class": "InternVLProcessor",
         "image_processor": images,
-        "image_seq_length": pair.side(_intern_scale(pair)) ** 2,
+        "image_seq_length": pair.side(scale_factor(pair)) ** 2,
         "tokens": {
             "context_image_token": pair.token("<IMG_CONTEXT>")[1],
             "start_image_token": "<img>",

@@ -13,6 +13,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Projector,
     ProjectorNames,
     pictures,
+    scale_factor,
     vision,
 )
 
@@ -52,7 +53,7 @@ def _config(pair: Pair) -> Json:
     blocks, after = range(encoder["num_hidden_layers"]), pair.find("wa_layer_indexes", list)
     if not after or after[0] not in blocks:
         raise pair.fault(f"clip.vision.wa_layer_indexes is {after!r}"[:200] + ".")
-    scale = pair.find("projector.scale_factor", int) or _SCALE
+    scale = scale_factor(pair, _SCALE)
     if scale != _SCALE:
         raise pair.fault(f"clip.vision.projector.scale_factor is {scale}; only {_SCALE} is read.")
     return {

@@ -14,6 +14,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Pair,
     Projector,
     ProjectorNames,
+    merge_size,
     pictures,
     sectioned,
 )
@@ -75,7 +76,7 @@ def _config(pair: Pair, model_type: str, name: str, **encoder: Any) -> Json:
             "depth": pair.number("block_count"),
             "num_heads": pair.number("attention.head_count"),
             "patch_size": pair.number("patch_size"),
-            "spatial_merge_size": _merged(pair),
+            "spatial_merge_size": merge_size(pair),
             "temporal_patch_size": 2,
             **encoder,
         },
@@ -84,10 +85,6 @@ def _config(pair: Pair, model_type: str, name: str, **encoder: Any) -> Json:
         "vision_start_token_id": pair.required("<|vision_start|>"),
         "vision_end_token_id": pair.required("<|vision_end|>"),
     }
-
-
-def _merged(pair: Pair) -> int:
-    return pair.find("spatial_merge_size", int) or 2
 
 
 def _qwen2(pair: Pair) -> Json:
@@ -147,7 +144,7 @@ def _processor(pair: Pair, name: str, bounds: tuple[int, int]) -> Json:
     size = {"shortest_edge": lower or bounds[0], "longest_edge": upper or bounds[1]}
     settings = {
         "patch_size": pair.number("patch_size"),
-        "merge_size": _merged(pair),
+        "merge_size": merge_size(pair),
         "temporal_patch_size": 2,
         "resample": 3,
     }

@@ -12,6 +12,7 @@ from dovetail_plugins.gguf.projectors.projector import (
     Projector,
     ProjectorNames,
     pictures,
+    scale_factor,
     square,
     vision,
 )
@@ -49,10 +50,6 @@ def clip_names(pair: Pair, tower: str, whole: dict[str, str], **more: object) ->
     )
 
 
-def _scale(pair: Pair, usual: int) -> int:
-    return pair.find("projector.scale_factor", int) or usual
-
-
 def _gemma3_names(pair: Pair) -> ProjectorNames:
     projector = "model.multi_modal_projector"
     whole = {
@@ -71,7 +68,7 @@ def _gemma3(pair: Pair) -> Json:
         "vision_config": vision(
             pair, "siglip_vision_model", hidden_act=_TANH, vision_use_head=False
         ),
-        "mm_tokens_per_image": pair.side(_scale(pair, USUAL_SCALE)) ** 2,
+        "mm_tokens_per_image": pair.side(scale_factor(pair, USUAL_SCALE)) ** 2,
         "image_token_index": pair.token(soft)[0],
         "boi_token_index": pair.required(first),
         "eoi_token_index": pair.required(last),
@@ -83,7 +80,7 @@ def _gemma3_processor(pair: Pair) -> Json:
     return {
         "processor_class": "Gemma3Processor",
         "image_processor": pictures(pair, "Gemma3ImageProcessor", size=square(pair), resample=2),
-        "image_seq_length": pair.side(_scale(pair, USUAL_SCALE)) ** 2,
+        "image_seq_length": pair.side(scale_factor(pair, USUAL_SCALE)) ** 2,
         "tokens": {"boi_token": first, "image_token": pair.token(soft)[1], "eoi_token": last},
     }
 
@@ -98,7 +95,7 @@ def _idefics3(pair: Pair) -> Json:
         "model_type": "idefics3",
         "architectures": ["Idefics3ForConditionalGeneration"],
         "vision_config": vision(pair, "idefics3_vision", hidden_act=_TANH),
-        "scale_factor": _scale(pair, 2),
+        "scale_factor": scale_factor(pair),
         "image_token_id": pair.token("<image>")[0],
     }
 
@@ -117,7 +114,7 @@ def _idefics3_processor(pair: Pair) -> Json:
             do_pad=True,
             **cut,
         ),
-        "image_seq_len": pair.side(_scale(pair, 2)) ** 2,
+        "image_seq_len": pair.side(scale_factor(pair)) ** 2,
     }
 
 

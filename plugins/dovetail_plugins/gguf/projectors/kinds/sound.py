@@ -34,6 +34,7 @@ _GLM_BLOCK = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_USUAL = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 HOP, RATE_HZ, STEP = 160, 16000, 2
 """Samples between two spectra; samples a second; spectra for each position of the encoder."""
 
@@ -86,56 +87,43 @@ def _sizes(pair: Pair) -> tuple[int, int, int, int, int]:
     return (pair.number("embedding_length", "a"), pair.inner("a"), *counts, positions)  # type: ignore[return-value]
 
 
+def _encoder(
+    pair: Pair,
+    model_type: str,
+    names: tuple[str, str, str, str] = _USUAL,
+    positions: str = "max_source_positions",
+) -> Json:
+    """Return the encoder's settings. `names`: of the width, the inner width, the blocks and the
+    heads; `positions`: of the positions."""
+    keys = (*names, positions)
+    sizes = dict(zip(keys, _sizes(pair), strict=True))
+    return {"model_type": model_type, **sizes, "num_mel_bins": pair.number("num_mel_bins", "a")}
+
+
 def _qwen2a(pair: Pair) -> Json:
-    width, inner, blocks, heads, positions = _sizes(pair)
+    names = ("d_model", "encoder_ffn_dim", "encoder_layers", "encoder_attention_heads")
     return {
         "model_type": "qwen2_audio",
         "architectures": ["Qwen2AudioForConditionalGeneration"],
-        "audio_config": {
-            "model_type": "qwen2_audio_encoder",
-            "d_model": width,
-            "encoder_ffn_dim": inner,
-            "encoder_layers": blocks,
-            "encoder_attention_heads": heads,
-            "max_source_positions": positions,
-            "num_mel_bins": pair.number("num_mel_bins", "a"),
-        },
+        "audio_config": _encoder(pair, "qwen2_audio_encoder", names),
         "audio_token_index": pair.token("<|AUDIO|>")[0],
     }
 
 
 def _voxtral(pair: Pair) -> Json:
-    width, inner, blocks, heads, positions = _sizes(pair)
     return {
         "model_type": "voxtral",
         "architectures": ["VoxtralForConditionalGeneration"],
-        "audio_config": {
-            "model_type": "voxtral_encoder",
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "num_hidden_layers": blocks,
-            "num_attention_heads": heads,
-            "max_source_positions": positions,
-            "num_mel_bins": pair.number("num_mel_bins", "a"),
-        },
+        "audio_config": _encoder(pair, "voxtral_encoder"),
         "audio_token_id": pair.token("[AUDIO]")[0],
     }
 
 
 def _flamingo(pair: Pair) -> Json:
-    width, inner, blocks, heads, positions = _sizes(pair)
     return {
         "model_type": "audioflamingo3",
         "architectures": ["AudioFlamingo3ForConditionalGeneration"],
-        "audio_config": {
-            "model_type": "audioflamingo3_encoder",
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "num_hidden_layers": blocks,
-            "num_attention_heads": heads,
-            "max_source_positions": positions,
-            "num_mel_bins": pair.number("num_mel_bins", "a"),
-        },
+        "audio_config": _encoder(pair, "audioflamingo3_encoder"),
         "audio_token_id": pair.token("<sound>")[0],
         "projector_hidden_act": "gelu",
         "projector_bias": pair.has("mm.a.mlp.1.bias"),
@@ -143,22 +131,14 @@ def _flamingo(pair: Pair) -> Json:
 
 
 def _glm(pair: Pair) -> Json:
-    width, inner, blocks, heads, positions = _sizes(pair)
-    taken = pair.matrix("mm.a.mlp.1.weight")[1]
+    encoder = _encoder(pair, "glmasr_encoder", positions="max_position_embeddings")
+    taken, inner = pair.matrix("mm.a.mlp.1.weight")[1], encoder["intermediate_size"]
     if taken != inner:  # transformers joins as many frames as make the inner size
         raise pair.fault(f"its projection takes {taken} numbers, where a block has {inner} inside.")
     return {
         "model_type": "glmasr",
         "architectures": ["GlmAsrForConditionalGeneration"],
-        "audio_config": {
-            "model_type": "glmasr_encoder",
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "num_hidden_layers": blocks,
-            "num_attention_heads": heads,
-            "max_position_embeddings": positions,
-            "num_mel_bins": pair.number("num_mel_bins", "a"),
-        },
+        "audio_config": encoder,
         "audio_token_id": pair.token("<|pad|>")[0],
         "projector_hidden_act": "gelu",
     }
