@@ -140,6 +140,11 @@ class Tokenizer(Plugin):
         written = self.token_bytes()
         return [written[token_id] for token_id in token_ids]
 
+    def response_template(self) -> dict[str, Any] | None:
+        """Return how a checkpoint says its answers are written (`parse_response` of transformers);
+        the default, None: it does not."""
+        return None
+
     @abstractmethod
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts of this tokenizer."""

@@ -55,10 +55,14 @@ class HfTokenizer(Tokenizer):
         is_plain = (folder / "tokenizer.json").is_file() or find_file(folder) is not None
         return not is_plain and _files.names_code(folder)
 
+    _folder: Path | None = None
+    """The checkpoint's folder; None for a subclass that reads a file."""
+
     def __init__(self, options: Any, path: str) -> None:
         folder = Path(path)
         _files.require_tokenizer(folder)
         self._code = options.code if isinstance(options, HfOptions) else None
+        self._folder = folder
         self._inner: Any = self._load(folder)
 
     def _load(self, folder: Path) -> Any:
@@ -145,6 +149,12 @@ class HfTokenizer(Tokenizer):
         """Return the bytes that each of these ids writes."""
         written: list[bytes] = self._inner.bytes_of(token_ids)
         return written
+
+    def response_template(self) -> dict[str, Any] | None:
+        """Return the response template of tokenizer_config.json, None if there is none."""
+        settings = _files.read_settings(self._folder) if self._folder else {}
+        found = settings.get("response_template")
+        return found if isinstance(found, dict) else None
 
     def facts(self) -> TokenizerFacts:
         """Return the fixed facts."""

@@ -26,7 +26,7 @@ from dovetail.engine.client.text.long_text import encoded, max_kept_tokens
 from dovetail.engine.client.text.vocabularies import Vocabularies, Vocabulary
 from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import RequestError
 from dovetail.interfaces.data.media import VECTORS, PromptPart
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
@@ -328,8 +328,5 @@ class InputProcessor:
 
 def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
     """Return the model's or an adapter folder's tokenizer. Raises: ConfigError naming the file"""
-    tokenizer_class = registry.admin.load_selection(spec.tokenizer)
-    if not isinstance(tokenizer_class, type):
-        raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
     tokenizer: Tokenizer = registry.make(spec.tokenizer, folder or spec.tokenizer_path)
     return tokenizer

@@ -157,7 +157,4 @@ def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
 def _build(selection: Selection | None, tokenizer: Tokenizer) -> Any:
     if selection is None:
         return None
-    plugin = registry.admin.load_selection(selection)
-    if not isinstance(plugin, type):
-        raise BrokenPlugin("a parser must be a class.", where=selection.target)
     return registry.make(selection).bound(tokenizer)
