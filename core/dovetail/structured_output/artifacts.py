@@ -1,7 +1,7 @@
 """Artifacts: compiled constraints in serialized form.
 
 An artifact has the backend's output and, if lists must have unique items, the constraint itself. No
-backend enforces `uniqueItems`, so it is enforced on top of them (unique_items).
+backend enforces `uniqueItems`, so it is enforced on top of them (dovetail_grammars.unique_items).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dovetail.interfaces.data.constraint import (
     Concat,
     Constraint,
     JsonSchema,
+    Literal,
     Repeat,
     decode_constraint,
     encode_constraint,
@@ -25,11 +26,19 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output.unique_items.answer import AnswerParser
-from dovetail.structured_output.unique_items.matcher import UniqueConstraint
-from dovetail.structured_output.unique_items.tokens import TokenIndex
 from dovetail_grammars.rewriting.tree import mapped
-from dovetail_grammars.unique_items.shapes import has_unique
+from dovetail_grammars.unique_items.answer import (
+    Again,
+    AnswerParser,
+    Json,
+    Loose,
+    Part,
+    Several,
+    Text,
+)
+from dovetail_grammars.unique_items.matcher import UniqueConstraint
+from dovetail_grammars.unique_items.shapes import has_unique, shape_of
+from dovetail_grammars.unique_items.tokens import TokenIndex
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +53,7 @@ def compiled(backend: StructuredOutputBackend, constraint: Constraint) -> Artifa
     plain = _plain(constraint)
     if plain == constraint:
         return Artifact(backend.compile(constraint))
-    AnswerParser(constraint)
+    AnswerParser(_part(constraint))
     return Artifact(backend.compile(plain), encode_constraint(constraint))
 
 
@@ -61,7 +70,8 @@ class ArtifactLoader:
 
     @cached_property
     def _index(self) -> TokenIndex:
-        return TokenIndex(self._vocabulary)
+        known = self._vocabulary
+        return TokenIndex(known.tokens, known.special, known.eos_ids)
 
     def loaded(self, backend: StructuredOutputBackend, data: bytes) -> LoadedConstraint:
         """Return the constraint of a packed artifact. Raises: InvalidConstraint"""
@@ -69,9 +79,8 @@ class ArtifactLoader:
         inner = backend.load(artifact.made)
         if not artifact.unique:
             return inner
-        return UniqueConstraint(
-            inner, AnswerParser(decode_constraint(artifact.unique)), self._index
-        )
+        answer = AnswerParser(_part(decode_constraint(artifact.unique)))
+        return UniqueConstraint(inner, answer, self._index)
 
 
 def _plain(constraint: Constraint) -> Constraint:
@@ -93,3 +102,18 @@ def _without_unique(schema: Any) -> Any:
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
     return mapped(rest, _without_unique)
+
+
+def _part(constraint: Constraint) -> Part:
+    """Return a constraint as the parts in which an answer is read."""
+    match constraint:
+        case Literal(text):
+            return Text(text.encode())
+        case JsonSchema(schema):
+            return Json(shape_of(schema))
+        case Concat(parts) | Choice(parts):
+            return Several(tuple(map(_part, parts)), isinstance(constraint, Choice))
+        case Repeat(part, minimum, maximum):
+            inner = _part(part)
+            return inner if isinstance(inner, Loose) else Again(inner, minimum, maximum)
+    return Loose()

@@ -1,1 +1,1 @@
-"""Finds arrays with unique items, in a schema and in an answer while it is generated."""
+"""Finds arrays with unique items in a schema, and forbids tokens that would repeat an item."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-
-from dovetail.interfaces.structured_output import Vocabulary
 
 _ELSEWHERE = re.compile(rb'[,\]} \n\r\t]|".*"', re.DOTALL)
 _IN_STRING = re.compile(rb'".*[,\]}]', re.DOTALL)
@@ -26,13 +24,17 @@ class TokenIndex:
     arbitrary strings, in which another item is always possible.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        special = {i: text.encode() for text, i in vocabulary.special.items()}
-        self.texts = [special.get(i, text) for i, text in enumerate(vocabulary.tokens)]
+    def __init__(
+        self, tokens: Sequence[bytes], special: Mapping[str, int], eos_ids: Iterable[int]
+    ) -> None:
+        """`tokens` are the bytes of each id, `special` the ids of special tokens by their texts,
+        `eos_ids` those that end an answer."""
+        named = {i: text.encode() for text, i in special.items()}
+        self.texts = [named.get(i, text) for i, text in enumerate(tokens)]
         order = sorted((text, i) for i, text in enumerate(self.texts) if text)
         self._sorted = [text for text, _ in order]
         self._ids = [i for _, i in order]
-        self.eos_ids = frozenset(vocabulary.eos_ids)
+        self.eos_ids = frozenset(eos_ids)
         self.elsewhere = self._like(_ELSEWHERE)
         self.in_string = self._like(_IN_STRING)
         self.in_member = self._like(_IN_MEMBER)

@@ -1,4 +1,4 @@
-"""AnswerParser: parses an answer by its constraint, to find the JSON within it.
+"""AnswerParser: parses an answer by the parts it must have, to find the JSON within it.
 
 An answer of several parts (a tag, then arguments) may have several parses at once, each called a
 reading. An item counts as a duplicate if any reading says so, which may be too strict.
@@ -10,67 +10,67 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dovetail.interfaces.data.constraint import (
-    Choice,
-    Concat,
-    Constraint,
-    JsonSchema,
-    Literal,
-    Repeat,
-)
-from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.unique_items.json_place import BLANK, JsonPlace, Mode, NotJson, read, start
-from dovetail_grammars.unique_items.shapes import Shape, shape_of
+from dovetail_grammars.unique_items.shapes import Shape
 
 MAX_READINGS = 200
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Json:
+class Json:
+    """JSON of a schema's shape."""
+
     shape: Shape
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Text:
+class Text:
+    """Exactly this text."""
+
     text: bytes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Loose:
+class Loose:
     """Text with an unknown end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Several:
-    parts: tuple[_Part, ...]
+class Several:
+    """These parts one after another, or one of them."""
+
+    parts: tuple[Part, ...]
     is_choice: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Again:
-    part: _Part
+class Again:
+    """A part `least` to `most` times (None: no limit)."""
+
+    part: Part
     least: int
     most: int | None
 
 
-_Part = _Json | _Text | _Loose | _Several | _Again
+Part = Json | Text | Loose | Several | Again
 
 
 class ItemState(NamedTuple):
     """What is being read (rest of a text, place in JSON, or loose text), and the parts after it."""
 
-    now: bytes | JsonPlace | _Loose
-    rest: tuple[_Part, ...]
+    now: bytes | JsonPlace | Loose
+    rest: tuple[Part, ...]
 
 
 Readings = tuple[ItemState, ...]
 
 
 class AnswerParser:
-    """Parses answers of one constraint. Raises: InvalidConstraint"""
+    """Parses answers of one kind. Raises: InvalidConstraint"""
 
-    def __init__(self, constraint: Constraint) -> None:
-        self.beginning: Readings = tuple(_readings((_part(constraint),)))
+    def __init__(self, part: Part) -> None:
+        self.beginning: Readings = tuple(_readings((part,)))
 
     def read(self, readings: Readings, data: bytes) -> Readings:
         """Return the readings after more of the answer; none if it does not match.
@@ -102,14 +102,14 @@ def _behind(reading: ItemState, data: bytes) -> Iterator[tuple[ItemState, bytes]
                 yield from ((way, data[size:]) for way in ways)
         case JsonPlace():
             yield from _behind_json(now, rest, data)
-        case _Loose():
+        case Loose():
             yield reading, b""
             ways = list(_readings(rest))
             yield from ((way, data[at:]) for at in range(len(data)) for way in ways if way.now)
 
 
 def _behind_json(
-    place: JsonPlace, rest: tuple[_Part, ...], data: bytes
+    place: JsonPlace, rest: tuple[Part, ...], data: bytes
 ) -> Iterator[tuple[ItemState, bytes]]:
     try:
         place, size = read(place, data)
@@ -122,7 +122,7 @@ def _behind_json(
         yield ItemState(place, rest), b""
 
 
-def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[ItemState]:
+def _readings(parts: tuple[Part, ...], depth: int = 0) -> Iterator[ItemState]:
     """Yield the ways to start with the first of these parts."""
     if depth > MAX_READINGS:
         raise InvalidConstraint("the constraint is nested too deep beside uniqueItems")
@@ -131,25 +131,25 @@ def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[ItemState]:
         return
     first, rest = parts[0], parts[1:]
     match first:
-        case _Json(shape):
+        case Json(shape):
             yield ItemState(start(shape), rest)
-        case _Text(b""):
+        case Text(b""):
             yield from _readings(rest, depth + 1)
-        case _Text(text):
+        case Text(text):
             yield ItemState(text, rest)
-        case _Loose():
+        case Loose():
             yield ItemState(first, rest)
             yield from _readings(rest, depth + 1)
-        case _Several(several, is_choice=True):
+        case Several(several, is_choice=True):
             for part in several:
                 yield from _readings((part, *rest), depth + 1)
-        case _Several(several):
+        case Several(several):
             yield from _readings((*several, *rest), depth + 1)
-        case _Again(part, minimum, maximum):
+        case Again(part, minimum, maximum):
             if maximum != 0:
                 again = first
                 if minimum or maximum is not None:
-                    again = _Again(
+                    again = Again(
                         part, max(0, minimum - 1), None if maximum is None else maximum - 1
                     )
                 yield from _readings((part, again, *rest), depth + 1)
@@ -157,21 +157,7 @@ def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[ItemState]:
                 yield from _readings(rest, depth + 1)
 
 
-def _part(constraint: Constraint) -> _Part:
-    match constraint:
-        case Literal(text):
-            return _Text(text.encode())
-        case JsonSchema(schema):
-            return _Json(shape_of(schema))
-        case Concat(parts) | Choice(parts):
-            return _Several(tuple(map(_part, parts)), isinstance(constraint, Choice))
-        case Repeat(part, minimum, maximum):
-            inner = _part(part)
-            return inner if isinstance(inner, _Loose) else _Again(inner, minimum, maximum)
-    return _Loose()
-
-
 def _key(reading: ItemState) -> object:
     """Return a key that is equal for readings with the same continuations."""
-    now = id(reading.now) if isinstance(reading.now, _Loose) else reading.now
+    now = id(reading.now) if isinstance(reading.now, Loose) else reading.now
     return (now, *map(id, reading.rest))

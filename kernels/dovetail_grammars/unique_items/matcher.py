@@ -1,6 +1,6 @@
 """UniqueMatcher: enforces `uniqueItems` on top of a backend that does not.
 
-It parses the answer (Answer, Place) and removes two kinds of tokens from the backend's mask: those
+It parses the answer (AnswerParser) and removes two kinds of tokens from the backend's mask: those
 that would complete a duplicate item, and those after which only a duplicate could follow. For the
 latter it tries continuations on the backend's own matcher.
 """
@@ -8,13 +8,14 @@ latter it tries continuations on the backend's own matcher.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from dovetail.interfaces.structured_output import InvalidConstraint, LoadedConstraint, Matcher
-from dovetail.structured_output.unique_items.answer import AnswerParser, Readings
-from dovetail.structured_output.unique_items.tokens import TokenIndex
+from dovetail_grammars.errors import InvalidConstraint
+from dovetail_grammars.unique_items.answer import AnswerParser, Readings
 from dovetail_grammars.unique_items.json_place import Duplicate, JsonPlace, Level, Mode
+from dovetail_grammars.unique_items.tokens import TokenIndex
 
 KEPT = 512
 """The number of tokens that can be rolled back without reading the answer again."""
@@ -24,6 +25,24 @@ NUM_BYTES = 1 << 16
 _IN_STRING = (Mode.STRING, Mode.STRING_ESCAPE, Mode.IN_NAME, Mode.NAME_ESCAPE)
 _NAMES = (Mode.IN_NAME, Mode.NAME_ESCAPE)
 _ESCAPED = (Mode.STRING_ESCAPE, Mode.NAME_ESCAPE)
+
+
+class Matcher(Protocol):
+    """A backend's state of one answer, as of dovetail.interfaces.structured_output."""
+
+    def accept(self, token_id: int) -> bool: ...
+    def fill(self, mask: np.ndarray) -> None: ...
+    def is_complete(self) -> bool: ...
+    def forced(self) -> Sequence[int]: ...
+    def rollback(self, num_tokens: int) -> None: ...
+
+
+class LoadedConstraint(Protocol):
+    """A backend's constraint that is ready for matching."""
+
+    num_bytes: int
+
+    def matcher(self) -> Matcher: ...
 
 
 class UniqueConstraint:

@@ -1,1 +1,0 @@
-"""Enforces `uniqueItems` during generation: forbids tokens that would repeat an item."""
