@@ -15,6 +15,7 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.requests.claims import claimed_fields
 from dovetail.errors import model_not_found
 from dovetail.interfaces.api import GENERATE, TRANSCRIBE
+from dovetail.interfaces.data.media_settings import AUDIO
 from dovetail.server.generate.adapters import ServedAdapters
 from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.generate.model_text import ModelText, TextThreads
@@ -53,11 +54,16 @@ class App:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return the tasks that the model supports: generate, transcribe, or the pooling tasks."""
-        pooling, encoder = self.engine.spec.run.pooling, self.engine.spec.run.model.encoder
+        """Return the tasks that the model supports: generate, transcribe, or the pooling tasks. A
+        chat model that hears can be asked what was said."""
+        spec = self.engine.spec
+        pooling, encoder = spec.run.pooling, spec.run.model.encoder
         if encoder is not None and encoder.kind == "audio":
             return frozenset((TRANSCRIBE,))
-        return frozenset((GENERATE,) if pooling is None else pooling.tasks)
+        if pooling is not None:
+            return frozenset(pooling.tasks)
+        hears = spec.media is not None and AUDIO in spec.media.kinds
+        return frozenset((GENERATE, TRANSCRIBE) if hears else (GENERATE,))
 
     async def text_for(self, requested: str | None) -> tuple[ModelText, str]:
         """Return (how text of a model or adapter is read and written, the name to answer with).

@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from dovetail_plugins.apis.audio.form import SEGMENT, SRT, TEXT, VERBOSE, VTT
+from dovetail_plugins.apis.audio.form import SEGMENT, SRT, TEXT, VERBOSE, VTT, AudioRequest
 from dovetail_plugins.apis.audio.languages import LANGUAGES
-from dovetail_plugins.apis.audio.windows import FRAMES_PER_S, Listener, Segment
+from dovetail_plugins.apis.audio.windows import FRAMES_PER_S, Segment
 from dovetail_plugins.apis.audio.words import TimedWord
 
 JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
+
+
+class Recording(Protocol):
+    """A recording that is transcribed. Units: duration_s"""
+
+    duration_s: float
+    request: AudioRequest
+    language: str | None
 
 
 def whole_text(segments: Sequence[Segment]) -> str:
@@ -22,10 +30,10 @@ def whole_text(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
-def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]:
+def answer(recording: Recording, segments: Sequence[Segment]) -> tuple[bytes, str]:
     """Return the body of an answer in the requested format, and its content type."""
     text = whole_text(segments)
-    wanted = listener.request.response_format
+    wanted = recording.request.response_format
     if wanted == TEXT:
         return f"{text}\n".encode(), TEXT_TYPE
     if wanted == SRT:
@@ -33,22 +41,22 @@ def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]
     if wanted == VTT:
         body = subtitles(segments, comma=".", numbered=False)
         return f"WEBVTT\n\n{body}".encode(), TEXT_TYPE
-    found: dict[str, Any] = {"text": text, "usage": usage(listener)}
+    found: dict[str, Any] = {"text": text, "usage": usage(recording)}
     if wanted == VERBOSE:
         found = {
-            **_recording_facts(listener),
+            **_recording_facts(recording),
             **found,
         }
-        if SEGMENT in listener.request.granularities:
+        if SEGMENT in recording.request.granularities:
             found["segments"] = [*map(_segment_json, range(len(segments)), segments)]
-        if listener.request.needs_words:
+        if recording.request.needs_words:
             found["words"] = [_word_json(word) for one in segments for word in one.words]
     return msgspec.json.encode(found), JSON_TYPE
 
 
-def usage(listener: Listener) -> dict[str, Any]:
+def usage(recording: Recording) -> dict[str, Any]:
     """Return the usage: seconds of audio."""
-    return {"type": "duration", "seconds": math.ceil(listener.duration_s)}
+    return {"type": "duration", "seconds": math.ceil(recording.duration_s)}
 
 
 def subtitles(segments: Sequence[Segment], *, comma: str, numbered: bool) -> str:
@@ -68,12 +76,12 @@ def _clock(seconds: float, comma: str) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
 
 
-def _recording_facts(listener: Listener) -> dict[str, Any]:
-    language = listener.language or "en"
+def _recording_facts(recording: Recording) -> dict[str, Any]:
+    language = recording.language or "en"
     return {
-        "task": "translate" if listener.request.is_translation else "transcribe",
+        "task": "translate" if recording.request.is_translation else "transcribe",
         "language": LANGUAGES.get(language, language),
-        "duration": round(listener.duration_s, 3),
+        "duration": round(recording.duration_s, 3),
     }
 
 

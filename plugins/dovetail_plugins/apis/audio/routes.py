@@ -30,6 +30,7 @@ from dovetail.server.endpoint import (
     state_of,
 )
 from dovetail_plugins.apis.audio.answers import answer, usage, whole_text
+from dovetail_plugins.apis.audio.chat_speech import ChatListener, chat_listener
 from dovetail_plugins.apis.audio.form import URL, AudioFile, AudioRequest, audio_request
 from dovetail_plugins.apis.audio.spectrogram import RATE_HZ, Spectrum, log_mel, spectrum_of
 from dovetail_plugins.apis.audio.speech_tokens import speech_tokens
@@ -112,9 +113,11 @@ async def _worked_out(
 
 async def _listener(
     request: Request, server: App, state: AudioState, body: AudioRequest, model: str
-) -> Listener:
+) -> Listener | ChatListener:
     """Return the decoded audio, ready for transcription. Raises: RequestError"""
     spec = server.engine.spec
+    if spec.run.model.encoder is None:
+        return await chat_listener(server, body, model, str(request.state.request_id))
     tokens = speech_tokens(spec, server.engine.tokenizer)
     tokens.prompt(body.language or next(iter(tokens.languages), None),
                   "translate" if body.is_translation else "transcribe",
@@ -134,7 +137,7 @@ async def _listener(
 
 
 async def _events(
-    listener: Listener, first: Segment | None, segments: AsyncIterator[Segment]
+    listener: Listener | ChatListener, first: Segment | None, segments: AsyncIterator[Segment]
 ) -> AsyncGenerator[bytes, None]:
     """Yield a delta per segment, then the whole text."""
     spoken: list[Segment] = []
