@@ -34,6 +34,7 @@ class AnyDrafter(Plugin):
         "by_depth": "computes something else for each place of a draft (worker drafters)",
         "whole_model": "runs a model plugin, of a checkpoint of its own (worker drafters)",
         "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
+        "predictions": "drafts the answer that a client predicts (not on the worker)",
         "own_weights": "its weights are part of the model's own checkpoint (worker drafters)",
     }
 
@@ -57,6 +58,10 @@ class Drafter(AnyDrafter):
         `token_ids` are prompt and drawn tokens. They extend those of the request's previous call by
         any number of tokens. The list belongs to the engine: copy it, never change it.
         """
+
+    def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
+        """Note a client's guess of a request's answer, before the first `propose`; called with
+        "predictions" alone. Mutates: self"""
 
     @abstractmethod
     def forget(self, request_id: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.drafters._predicted import Predictions
 
 MAX_CANDIDATES = 32
 """Earlier places looked at per call, so that a common n-gram cannot make a step slow."""
@@ -119,14 +120,24 @@ class NgramDrafter(Drafter):
         summary="drafts what followed an earlier occurrence of the last tokens (prompt lookup)",
         source="https://github.com/apoorvumang/prompt-lookup-decoding",
     )
+    capabilities = frozenset({"predictions"})
     Options = NgramOptions
 
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
         self._lengths: tuple[int, int] = options.lengths
         self._indexes: dict[str, TokenIndex] = {}
+        self._predictions = Predictions()
+
+    def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
+        """Take a client's guess of an answer. Mutates: self"""
+        self._predictions.expect(request_id, num_prompt_tokens, token_ids)
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """Return the tokens after the best earlier place; a short loop is gone round again."""
+        """Return what a prediction says, or the tokens after the best earlier place; a short loop
+        is gone round again."""
+        predicted = self._predictions.propose(request_id, token_ids, max_tokens)
+        if predicted:
+            return predicted
         index = self._indexes.get(request_id)
         if index is None:
             index = self._indexes[request_id] = TokenIndex(*self._lengths)
@@ -141,5 +152,6 @@ class NgramDrafter(Drafter):
         return guesses
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's index."""
+        """Drop the request's index and prediction."""
+        self._predictions.forget(request_id)
         self._indexes.pop(request_id, None)

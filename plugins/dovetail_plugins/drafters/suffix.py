@@ -15,6 +15,7 @@ from typing import Any
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.drafters._predicted import Predictions
 from dovetail_plugins.drafters._suffixes import GAP, LEAST_MATCH, SuffixIndex
 
 MAX_FINISHED_TOKENS = 1 << 20
@@ -74,7 +75,7 @@ class SuffixDrafter(Drafter):
         summary="drafts what most often followed the last tokens, also in finished answers",
         source="https://arxiv.org/abs/2411.04975",
     )
-    capabilities = frozenset({"remembers"})
+    capabilities = frozenset({"remembers", "predictions"})
     Options = SuffixOptions
 
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
@@ -88,14 +89,23 @@ class SuffixDrafter(Drafter):
         self._live: dict[str, _Own] = {}
         self._finished = SuffixIndex()
         self._starts: deque[int] = deque()
+        self._predictions = Predictions()
+
+    def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
+        """Take a client's guess of an answer. Mutates: self"""
+        self._predictions.expect(request_id, num_prompt_tokens, token_ids)
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """Return the draft from which more is expected: of the request's own text, or of others."""
+        """Return what a prediction says, or the draft from which more is expected: of the request's
+        own text, or of others."""
         own = self._live.get(request_id)
         if own is None:
             own = self._live[request_id] = _Own(len(token_ids))
         own.index.extend(token_ids[own.num_tokens :])
         own.num_tokens = len(token_ids)
+        predicted = self._predictions.propose(request_id, token_ids, max_tokens)
+        if predicted:
+            return predicted
         draft, score = self._best(own.index, token_ids, max_tokens)
         if score < max_tokens and self._starts:
             other, other_score = self._best(self._finished, token_ids, max_tokens)
@@ -112,7 +122,8 @@ class SuffixDrafter(Drafter):
         return index.draft(found, min(max_tokens, self._most_drafted), self._factor, self._least)
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's index, and remember its answer."""
+        """Drop the request's index and prediction, and remember its answer."""
+        self._predictions.forget(request_id)
         own = self._live.pop(request_id, None)
         if own is None or not self._max_finished:
             return

@@ -20,7 +20,8 @@ ROWS: RequestFields = {
     **ignored(ANTHROPIC, "prefixes are always cached", "cache_control"),
     **ignored(OPENAI, "every request is served alike; use priority", "service_tier"),
     **ignored(OPENAI, "only /v1/responses stores answers", "store"),
-    **ignored(OPENAI, "it is for speed: a guess of the answer", "prediction"),
+    **ignored(OPENAI, "for speed: chat drafts it, if the server drafts by prediction,"
+              " ngram or suffix", "prediction"),
     **ignored(OPENAI, "arguments of tools are always checked", "strict"),
     **ignored(ANTHROPIC, "answers have no citations", "citations"),
     **ignored(OPENROUTER, "there is one provider", "provider", "route", "models"),

@@ -194,11 +194,24 @@ class Drafting(EnginePart):
         self._rests_until = 0
         request = active.request
         if self._drafter is not None:
+            self._expect(request)
             return
         length = self._begun(request, num_unfinished)
         self._lengths[request.request_id] = length
         if not self._is_crowded(num_unfinished) and self._may_ask(request, length):
             request.num_wanted_drafts = length.max_tokens
+
+    def _expect(self, request: RequestState) -> None:
+        """Pass the client's guess of the answer on to the drafter. Mutates: the drafter"""
+        assert self._drafter is not None
+        prediction, request_id = request.sampling.prediction, request.request_id
+        if not prediction or "predictions" not in self._drafter.capabilities:
+            return
+        try:
+            self._drafter.expect(request_id, request.num_prompt_tokens, prediction)
+        except Exception:
+            named = {"request_id": request_id}
+            logger.exception("the drafter takes no prediction for %s", request_id, extra=named)
 
     def _begun(self, request: RequestState, num_unfinished: int) -> _AdaptiveDraftLength:
         """Return the initial draft length of a new request. Mutates: self"""

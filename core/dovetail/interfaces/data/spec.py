@@ -329,11 +329,13 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation: the drafter, and how many tokens ahead it drafts at most.
 
     No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
-    a request beyond its first `max_model_tokens` tokens (None: no limit).
+    a request beyond its first `max_model_tokens` tokens (None: no limit). `takes_predictions`: a
+    client's guess of an answer is drafted.
     """
 
     drafter: Selection
     max_tokens: int
+    takes_predictions: bool = False
     pause_above_requests: int | None = None
     max_model_tokens: int | None = None
 

@@ -61,6 +61,12 @@ async def prepare(
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
         constraint, formats = await compiled_constraint(text, body, plan, prompt.tail)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
+        if body.prediction is not None and takes_predictions(text):
+            said = body.prediction.text
+            found = await text.tokenize(said, add_special_tokens=False, takes_any_length=True)
+            fields["prediction"] = tuple(found)
+        elif body.prediction is not None:
+            unheard = [*unheard, "prediction"]
         fields |= {"constraint": constraint} if constraint is not None else {}
         unheard += [*(names.get(name, name) for name in prompt.unused), *formats]
         ignored = [*ignored, *server.fields.report(unheard)]
@@ -80,6 +86,12 @@ async def count_prompt_tokens(
     session_plan(body, parsers, server.frontend, prompt.tail)
     read = await text.read(prompt, body, takes_any_length=True)
     return len(read.token_ids if isinstance(read, PlacedPrompt) else read), prompt.unused
+
+
+def takes_predictions(text: ModelText) -> bool:
+    """Return whether the engine drafts what a client predicts."""
+    drafting = text.engine.spec.drafting
+    return drafting is not None and drafting.takes_predictions
 
 
 def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def draft_spec(
     choice = asked_drafter(config.model, config.load, config.speculative, config.plugin)
     assert choice is not None, "there are keys"
     needed = {"drafts"}
-    if runs_on_worker(registry.admin.load_selection(choice.drafter)):
+    drafter = registry.admin.load_selection(choice.drafter)
+    if runs_on_worker(drafter):
         needed.add("worker_drafts")
     if not needed <= registry.admin.load_selection(scheduler).capabilities:
         raise ConfigError(
@@ -70,6 +71,7 @@ def draft_spec(
     return DraftSpec(
         drafter=choice.drafter,
         max_tokens=max_tokens,
+        takes_predictions="predictions" in drafter.capabilities,
         pause_above_requests=_pause_above(config.model, model, choice, keys),
         max_model_tokens=keys.max_model_len,
     )

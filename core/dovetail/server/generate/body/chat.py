@@ -174,6 +174,19 @@ class ThinkingSwitch(Body):
     type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
+class Prediction(Body):
+    """A guess of the answer's text."""
+
+    type: Literal["content"] = "content"
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """Return the text of all parts."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(one.text or "" for one in content)
+
+
 class ChatRequest(SamplingFields):
     """The body of a chat completion request."""
 
@@ -189,6 +202,7 @@ class ChatRequest(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     thinking: ThinkingSwitch | None = None
