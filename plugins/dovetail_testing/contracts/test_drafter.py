@@ -121,6 +121,16 @@ class TestDrafter:
         first = num_right("r")
         assert num_right("r") > first
 
+    @requires("predictions")
+    def test_drafts_what_is_predicted(self, plugin: Any) -> None:
+        """Of a request whose client predicts the answer, the draft is the rest of that."""
+        drafter, text = new_drafter(plugin), texts()[0]
+        half = len(text) // 2
+        drafter.expect("r", half, text[half:])
+        draft = drafter.propose("r", text[: half + 1], MAX_TOKENS)
+        assert list(draft) == text[half + 1 : half + 1 + MAX_TOKENS]
+        drafter.forget("r")
+
     @without("on_worker")
     @without("remembers")
     def test_forgets(self, plugin: Any, drafter: Drafter) -> None:
