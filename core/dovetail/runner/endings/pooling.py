@@ -133,8 +133,7 @@ class PoolingEnd(Ending):
             states = states[params.unpooled_tokens :]
             if not len(states):
                 return "nothing is left of the prompt beside its instruction."
-        if self._spec.is_sparse:
-            states = self._model.classes(states)
+        states = self._model.task_states(params.task, states, token_ids)
         pooler = self._pooler(params)
         if len(token_ids) != len(states):
             is_first = FIRST_TOKEN in pooler.capabilities

@@ -40,6 +40,7 @@ from dovetail.interfaces.data.spec import (
     CLASSES,
     LOGITS,
     MAKES_VECTORS,
+    MIXED,
     NOTHING,
     TOKEN_CLASSES,
     TOKEN_VECTORS,
@@ -57,9 +58,11 @@ _TASKS: dict[str, tuple[str, ...]] = {
     NOTHING: (EMBED, TOKEN_EMBED),
     TOKEN_VECTORS: (TOKEN_EMBED,),
     WORD_WEIGHTS: (EMBED,),
+    MIXED: (EMBED, TOKEN_CLASSIFY, TOKEN_EMBED),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
+_SPARSE = {WORD_WEIGHTS: EMBED, MIXED: TOKEN_CLASSIFY}
 _WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
     (TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY),
     (TOKEN_EMBED,): (EMBED, TOKEN_EMBED),
@@ -185,7 +188,7 @@ def _pooling_spec(
         projections=sentences.projections,
         activation=_activation(model_config, model, pooler),
         size=size,
-        is_sparse=model.head == WORD_WEIGHTS,
+        sparse_task=_SPARSE.get(model.head, ""),
         is_normalized=sentences.is_normalized if pooler.normalize is None else pooler.normalize,
         dimensions=pooler.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
