@@ -212,7 +212,8 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
         return vector_size(model.hf_config, Path(model.path))
     if model.head == WORD_WEIGHTS:
         return model.vocab_size
-    own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
+    field = facts_of(model.hf_config).output_size
+    own = {**model.hf_config, **model.whole_config}.get(field) or model.hidden_size
     sizes = [layer.out_size for layer in sentences.projections if layer.out_size]
     return sizes[-1] if sizes else int(own)
 
