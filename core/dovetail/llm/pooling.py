@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.pooling.named_prompts import prompt_before
+from dovetail.engine.client.pooling.named_prompts import prompt_before, prompted
 from dovetail.engine.client.pooling.results import (
     ClassificationResult,
     EmbeddingResult,
@@ -263,7 +263,7 @@ class PoolingCalls:
             raise RequestError(
                 "a prompt is put before texts, not before token ids.", where="prompt_name"
             )
-        return [before + one if isinstance(one, str) else one for one in prompts]
+        return [prompted(before, one) if isinstance(one, str) else one for one in prompts]
 
     def _usual_task(self) -> str:
         pooling = self.spec.run.pooling

@@ -96,7 +96,8 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: EncodeFunction) -> 
         for index, one in enumerate(read)
     ]
     if reader.takes_one_alone:
-        ids = (0,) * read[0].num_rows
+        page, begins = reader.laid_out(read[0].text)
+        ids = tuple(encode(page, add_special_tokens=begins)) if page else (0,)
     elif isinstance(prompt.text, str):
         laid_out, begins = reader.laid_out(prompt.text)
         text = _expanded(laid_out, prompt.media, read, reader)

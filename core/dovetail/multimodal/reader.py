@@ -57,7 +57,8 @@ class MediaReader:
         self.token_ids = {
             kind: found
             for kind in spec.kinds
-            if (found := 0 if facts.media_alone else token_of(model.whole_config, kind)) is not None
+            if (found := token_of(model.whole_config, kind)) is not None
+            or (found := 0 if facts.media_alone else None) is not None
         }
 
     @property
@@ -91,7 +92,7 @@ class MediaReader:
         tokenizer adds the begin token. PaliGemma's text has it after the last image, and ends in a
         newline."""
         if type(self._processor).__name__ != PREFIXES:
-            return text, True
+            return text, getattr(self._processor, "page_begins", True)
         word, begin = self.placeholder(IMAGE), str(self._processor.tokenizer.bos_token)
         end = text.rfind(word) + len(word)
         is_done = text[end:].startswith(begin)
@@ -138,7 +139,7 @@ class MediaReader:
         try:
             output = self._processor(**given, return_tensors="pt", **more)
             if self.takes_one_alone:
-                return ReadMedium(text="", num_rows=1, features=_features(output))
+                return self._alone(kind, output.get("page", ""), _features(output))
             replacements = output.get("text_replacement_offsets")
             word = replacements[0][0]["replacement"] if replacements else self._written(given)
         except Exception as error:  # transformers raises any exception for unreadable media
@@ -154,6 +155,12 @@ class MediaReader:
             features=_features(output),
             shape=self._shape(output.get(f"{kind}_grid_thw")),
         )
+
+    def _alone(self, kind: str, page: str, features: tuple[Feature, ...]) -> ReadMedium:
+        """Return a medium that is a whole prompt: one vector, or those in the text of a page."""
+        ids = self._processor.tokenizer(page, add_special_tokens=False)["input_ids"]
+        rows = ids.count(self.token_ids[kind]) if page else 1
+        return ReadMedium(text=page, num_rows=rows, features=features)
 
     def _written(self, given: Mapping[str, Any]) -> str:
         """Return the text that a processor writes for a medium, if it returns only token ids.

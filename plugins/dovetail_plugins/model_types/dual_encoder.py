@@ -35,9 +35,14 @@ SIGLIP_TEXT = dataclasses.replace(
     },
 )
 
+PAGES = dataclasses.replace(WHOLE, overflows_in_float16=True)
+
 CLIP = Value(summary="CLIP", value=WHOLE)
 CLIP_TEXT_MODEL = Value(summary="CLIP's encoder of texts", value=CLIP_TEXT)
 SIGLIP = Value(summary="SigLIP", value=WHOLE)
 SIGLIP_TEXT_MODEL = Value(summary="SigLIP's encoder of texts", value=SIGLIP_TEXT)
 SIGLIP2 = Value(summary="SigLIP 2", value=WHOLE)
 SIGLIP2_TEXT_MODEL = Value(summary="SigLIP 2's encoder of texts", value=SIGLIP_TEXT)
+COLPALI = Value(summary="ColPali", value=PAGES)
+COLQWEN2 = Value(summary="ColQwen2 and ColQwen2.5", value=WHOLE)
+COLMODERNVBERT = Value(summary="ColModernVBERT", value=WHOLE)

@@ -18,6 +18,7 @@ from dovetail.interfaces.data.checkpoint_code import CAUSAL
 from dovetail_plugins.published.fallback import class_of, is_known
 from dovetail_plugins.published.layout import CONFIG, Json, Published
 from dovetail_plugins.published.layouts import BY_TYPE, LAYOUTS, REFUSED
+from dovetail_plugins.published.pages import with_model_below
 from dovetail_plugins.published.wholes import WHOLES
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def read_config(path: Path) -> Json | None:
     if raw is None:
         return None
     try:
-        return as_served(_by_files(raw, path))
+        return as_served(_by_files(with_model_below(raw, path), path))
     except ConfigError as error:
         where = str(path / CONFIG) + str(error.where).removeprefix(CONFIG)
         raise ConfigError(error.what, where=where, fix=error.fix) from error

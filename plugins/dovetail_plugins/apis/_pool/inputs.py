@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.client.pooling.named_prompts import prompted
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.spec import PoolingSpec
@@ -115,7 +116,7 @@ def _with_instruction(
     before = instruction(
         pooling_of(text.engine), prompt_name=body.prompt_name, input_type=body.input_type
     )
-    return [f"{before}{p}" if before and isinstance(p, str) else p for p in prompts]
+    return [prompted(before, p) if before and isinstance(p, str) else p for p in prompts]
 
 
 def _of_part(text: ModelText, part: InputPart, where: str) -> str | Picture:

@@ -20,6 +20,7 @@ _POOLS = {
     "_ColBERT": TOKEN_VECTORS,
     "SpladeSparseEmbeddingModel": WORD_WEIGHTS,
     "M3EmbeddingModel": MIXED,
+    "ForRetrieval": TOKEN_VECTORS,
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
     PROCESS_REWARD: TOKEN_CLASSES,

@@ -196,7 +196,7 @@ def _pooling_spec(
         step_token_id=step_token,
         returned_token_ids=pooler.returned_token_ids,
         labels=names,
-        prompts=dict(sentences.prompts),
+        prompts=dict(sentences.prompts or model.whole_config.get("prompts") or {}),
         default_prompt=sentences.default_prompt,
         prefix_tasks=_prefix_tasks(model, tasks, whole),
         includes_prompt=sentences.includes_prompt,

@@ -74,7 +74,7 @@ class PooledInput:
         if isinstance(prompt, MediaPrompt | VectorPrompt):
             prompt = self._plain.read(prompt, adapter)
         if isinstance(prompt, PlacedPrompt):
-            prompt, media = prompt.token_ids, prompt.parts
+            media, prompt = prompt.parts, prompt.token_ids
         vocabulary = self._vocabularies.of(adapter)
         tokenizer = vocabulary.tokenizer
         if isinstance(prompt, str):
