@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,16 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail.pooling_params import PoolingParams
 from support.server_process import ServerProcess
-from support.tiny_dual_encoders import FAMILIES, LENGTHS, picture, vector_of, write_dual_encoder
+from support.tiny_dual_encoders import (
+    FAMILIES,
+    LENGTHS,
+    base64_png,
+    data_url,
+    part,
+    picture,
+    vector_of,
+    write_dual_encoder,
+)
 
 pytestmark = pytest.mark.e2e
 TEXTS = ["The cat", "a photo of the dog", "cat"]
@@ -68,18 +75,6 @@ def test_vectors_equal_transformers(family: str, tmp_path: Path) -> None:
     assert len(results[1].prompt_token_ids) == 1
 
 
-def data_url(image: Any) -> str:
-    """Return an image as a data: URL."""
-    return f"data:image/png;base64,{base64_png(image)}"
-
-
-def base64_png(image: Any) -> str:
-    """Return an image as base64 of a PNG."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clip") / "model"
@@ -91,11 +86,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         server.wait_ready().client() as client,
     ):
         yield Served(client, lambda given: vector_of(model, processor, given, LENGTHS["clip"]))
-
-
-def part(image: Any) -> dict[str, Any]:
-    """Return an image as a part of a message."""
-    return {"type": "image_url", "image_url": {"url": data_url(image)}}
 
 
 def test_images_by_every_door(served: Served) -> None:
@@ -112,10 +102,11 @@ def test_images_by_every_door(served: Served) -> None:
         np.testing.assert_allclose(found, [expected], atol=1e-4)
     found = served.vectors("/pooling", {"input": parts[:2], "task": "embed"}, "data")
     np.testing.assert_allclose(found, [want, want_text], atol=1e-4)
-    for body in (
+    forms: list[dict[str, Any]] = [
         {"images": [data_url(image), data_url(other)]},
         {"inputs": [{"content": [part(image)]}, {"content": [part(other)]}]},
-    ):
+    ]
+    for body in forms:
         body |= {"model": "clip", "input_type": "image", "embedding_types": ["float"]}
         answer = served.client.post("/v2/embed", json=body)
         assert answer.status_code == 200, answer.text

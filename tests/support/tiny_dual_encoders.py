@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import string
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,23 @@ def picture(width: int, height: int, seed: int = 0) -> Any:
 
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def data_url(image: Any) -> str:
+    """Return an image as a data: URL."""
+    return f"data:image/png;base64,{base64_png(image)}"
+
+
+def base64_png(image: Any) -> str:
+    """Return an image as base64 of a PNG."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def part(image: Any) -> dict[str, Any]:
+    """Return an image as a part of a message."""
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
 
 
 def write_dual_encoder(folder: Path, family: str) -> tuple[Any, Any]:

@@ -146,9 +146,8 @@ def _check_kinds(media: Sequence[Medium], reader: MediaReader) -> None:
 
 def _check_alone(prompt: MediaPrompt, reader: MediaReader) -> None:
     """Raise RequestError unless a prompt is one medium without a text."""
-    words = {"", *map(reader.placeholder, reader.kinds)}
-    text = prompt.text if isinstance(prompt.text, str) else "" if not prompt.text else "ids"
-    if len(prompt.media) != 1 or text.strip() not in words:
+    words = ("", (), *map(reader.placeholder, reader.kinds))
+    if len(prompt.media) != 1 or prompt.text not in words:
         raise RequestError(
             "a prompt of this model is a text or one image, never both.",
             where="prompt",

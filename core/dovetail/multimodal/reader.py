@@ -138,10 +138,10 @@ class MediaReader:
         more = {"return_text_replacement_offsets": True} if text else {}
         try:
             output = self._processor(**given, return_tensors="pt", **more)
-            if self.takes_one_alone:
-                return self._alone(kind, output.get("page", ""), _features(output))
             replacements = output.get("text_replacement_offsets")
-            word = replacements[0][0]["replacement"] if replacements else self._written(given)
+            word = output.get("page", "")  # of a whole prompt; without one it is a vector
+            if text:
+                word = replacements[0][0]["replacement"] if replacements else self._written(given)
         except Exception as error:  # transformers raises any exception for unreadable media
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
@@ -151,16 +151,10 @@ class MediaReader:
         ids = self._processor.tokenizer(word, add_special_tokens=False)["input_ids"]
         return ReadMedium(
             text=word,
-            num_rows=ids.count(self.token_ids[kind]),
+            num_rows=ids.count(self.token_ids[kind]) if word else 1,
             features=_features(output),
             shape=self._shape(output.get(f"{kind}_grid_thw")),
         )
-
-    def _alone(self, kind: str, page: str, features: tuple[Feature, ...]) -> ReadMedium:
-        """Return a medium that is a whole prompt: one vector, or those in the text of a page."""
-        ids = self._processor.tokenizer(page, add_special_tokens=False)["input_ids"]
-        rows = ids.count(self.token_ids[kind]) if page else 1
-        return ReadMedium(text=page, num_rows=rows, features=features)
 
     def _written(self, given: Mapping[str, Any]) -> str:
         """Return the text that a processor writes for a medium, if it returns only token ids.
