@@ -151,7 +151,7 @@ def _check_alone(prompt: MediaPrompt, reader: MediaReader) -> None:
         raise RequestError(
             "a prompt of this model is a text or one image, never both.",
             where="prompt",
-            fix="send each as a prompt of its own.",
+            fix="send them in separate prompts.",
             code="unsupported_media",
         )
 

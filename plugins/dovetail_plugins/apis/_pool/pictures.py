@@ -67,7 +67,7 @@ def of_parts(text: ModelText, parts: Sequence[Part], where: str) -> str | Pictur
         raise RequestError(
             "a prompt of this model is a text or one image, never both.",
             where=where,
-            fix="send each as an input of its own.",
+            fix="send them in separate inputs.",
             code="unsupported_media",
         )
     return Picture(text=text, item=items[0])

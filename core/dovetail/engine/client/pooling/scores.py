@@ -181,9 +181,9 @@ def _apart(
         indices = []
         for start, one in zip(starts, pair, strict=True):
             side = prompted(start, one) if isinstance(one, str) else one
-            made = PooledPrompt(prompt=side, params=params)
+            request = PooledPrompt(prompt=side, params=params)
             key = side if isinstance(side, str) else id(side)
-            indices.append(places.setdefault(key, (len(places), made))[0])
+            indices.append(places.setdefault(key, (len(places), request))[0])
         index_pairs.append(tuple(indices))
     prompts = tuple(prompt for _, prompt in places.values())
     return Scoring(prompts=prompts, pairs=tuple(index_pairs))
