@@ -13,6 +13,7 @@ import pytest
 
 from dovetail import LLM
 from dovetail.errors import RequestError
+from dovetail.multimodal.reader import MediaReader
 from dovetail.pooling_params import PoolingParams
 from support.server_process import ServerProcess
 from support.tiny_dual_encoders import (
@@ -51,11 +52,16 @@ def shown(image: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_vectors_equal_transformers(family: str, tmp_path: Path) -> None:
+def test_vectors_equal_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Texts and images of odd sizes in one batch, an image again, and a vector of any length."""
     model, processor = write_dual_encoder(tmp_path / "model", family)
     images = [picture(*size, seed=at) for at, size in enumerate(SIZES)]
     given = [TEXTS[0], images[0], images[1], TEXTS[1], images[2], TEXTS[2], images[3], images[0]]
+    read = MediaReader._read
+    num_read: list[int] = []
+    monkeypatch.setattr(MediaReader, "_read", lambda *a: (num_read.append(1), read(*a))[1])
     with LLM(model=str(tmp_path / "model"), dtype="float32") as llm:
         prompts = [one if isinstance(one, str) else shown(one) for one in given]
         results = llm.embed(prompts, use_tqdm=False)
@@ -65,6 +71,9 @@ def test_vectors_equal_transformers(family: str, tmp_path: Path) -> None:
         for prompt in ({**shown(images[0]), "prompt": "the cat"}, shown(images[:2])):
             with pytest.raises(RequestError, match="a text or one image, never both"):
                 llm.embed([prompt], use_tqdm=False)
+        with pytest.raises(RequestError, match="does not do token_embed"):
+            llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
+    assert len(num_read) == len(images), "an image is read once, by its content"
     for one, result in zip(given, results, strict=True):
         expected = vector_of(model, processor, one, LENGTHS[family])
         np.testing.assert_allclose(result.outputs.embedding, expected, atol=1e-4)

@@ -60,7 +60,10 @@ def architectures() -> list[str]:
     ]
 
 
-ENDS = r"(ForCausalLM|ForConditionalGeneration|ForRetrieval|EmbeddingModel|LMHeadModel|EncoderModel|Model)$"
+ENDS = (
+    r"(ForCausalLM|ForConditionalGeneration|ForRetrieval|EmbeddingModel|LMHeadModel|EncoderModel"
+    r"|Model)$"
+)
 
 
 def plain(name: str) -> str:

@@ -62,7 +62,8 @@ def of_parts(text: ModelText, parts: Sequence[Part], where: str) -> str | Pictur
     if not is_alone(text):
         content = [one if isinstance(one, str) else dict(one) for one in parts]
         message = Message.model_validate({"role": "user", "content": content})
-        return Picture(text=text, chat=ChatRequest.model_construct(messages=[message]))
+        fields: dict[str, Any] = {"messages": [message], "add_generation_prompt": False}
+        return Picture(text=text, chat=ChatRequest.model_construct(**fields))
     if len(items) > 1 or any(one.strip() for one in texts):
         raise RequestError(
             "a prompt of this model is a text or one image, never both.",

@@ -227,7 +227,7 @@ def _poolers(
 ) -> tuple[tuple[str, ...], Selection, Selection]:
     """Return the tasks, the usual one first, the pooler for whole prompts, and the pooler for
     tokens."""
-    tasks = _TASKS[model.head]
+    tasks = _TASKS[model.head][: 1 if facts_of(model.whole_config).media_alone else None]
     facts = facts_of(model.hf_config)
     named = pooler.pooling_type or None
     named = named.lower() if named and ":" not in named else named  # paths stay unchanged
