@@ -15,6 +15,7 @@ from torch import nn
 
 from dovetail import LLM
 from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.requests.input_processor import InputProcessor
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import StepOutput
 from dovetail.errors import ConfigError, RequestError
@@ -166,10 +167,9 @@ def test_an_instruction_may_be_left_out_of_the_mean(model: Any, tmp_path: Path) 
     )
     with LLM(model=str(folder), **ENGINE) as llm:
         tokenizer = llm.tokenizer
-        made, vectors = (
-            PooledInput(llm.spec, Vocabularies(llm.spec, tokenizer)),
-            PoolingParams(task="embed"),
-        )
+        vocabularies = Vocabularies(llm.spec, tokenizer)
+        made = PooledInput(llm.spec, vocabularies, InputProcessor(llm.spec, vocabularies))
+        vectors = PoolingParams(task="embed")
         prepared = made.prepare("A Brown Fox", vectors, "1", prefix="Query: ")
         again = made.prepare("Query: A Brown Fox", vectors, "1")
         assert again.requests[0].pooling == prepared.requests[0].pooling

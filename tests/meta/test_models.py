@@ -41,6 +41,10 @@ TYPES_OF_REMOTE_CODE = {
     "MiniCPMV4_7ForConditionalGeneration": "qwen3_5_text",
     "SarvamMoEForCausalLM": "sarvam_moe",
     "Gemma4ForConditionalGeneration": "gemma4_text",
+    "BgeM3EmbeddingModel": "xlm-roberta",
+    "ColPaliForRetrieval": "colpali",
+    "ColQwen2ForRetrieval": "colqwen2",
+    "ColModernVBertForRetrieval": "colmodernvbert",
 }
 """Classes of which transformers has no decoder -> the model type of their text settings."""
 
@@ -56,7 +60,10 @@ def architectures() -> list[str]:
     ]
 
 
-ENDS = r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|EncoderModel|Model)$"
+ENDS = (
+    r"(ForCausalLM|ForConditionalGeneration|ForRetrieval|EmbeddingModel|LMHeadModel|EncoderModel"
+    r"|Model)$"
+)
 
 
 def plain(name: str) -> str:

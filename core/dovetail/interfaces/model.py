@@ -163,6 +163,13 @@ class Model(Plugin):
         """
         return None
 
+    def task_states(
+        self, task: str, states: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Return what the pooler of a task gets of a prompt: its hidden states, or what a head
+        makes of them. Shapes: states [n, E] -> [m, O]"""
+        return states
+
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the class scores, before any activation; called on models built with the head
         "classes" or "token_classes". Shapes: pooled [S, E] -> [S, C]"""

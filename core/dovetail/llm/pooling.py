@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.pooling.named_prompts import prompt_before
+from dovetail.engine.client.pooling.named_prompts import prompt_before, prompted
 from dovetail.engine.client.pooling.results import (
     ClassificationResult,
     EmbeddingResult,
@@ -198,8 +198,8 @@ class PoolingCalls:
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: Prompts,
+        data_2: Prompts,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
         *,
@@ -207,13 +207,14 @@ class PoolingCalls:
         chat_template: str | None = None,
         lora_request: Loras = None,
     ) -> list[ScoringResult]:
-        """Return how well pairs of texts match as `outputs.score`: one text with each of the
-        others, or two equally long lists in pairs (see `engine.client.scores`). `chat_template`
-        renders a pair as messages with the roles "query" and "document" (None: --chat-template).
+        """Return how well pairs match as `outputs.score`: one text with each of the others, or two
+        equally long lists in pairs (see `engine.client.scores`); models of vectors also take
+        mappings with media. `chat_template` renders a pair as messages with the roles "query" and
+        "document" (None: --chat-template).
 
         A pair whose request ends with a fault has `error` set. Raises: RequestError as `encode`
         """
-        first, second = ([t] if isinstance(t, str) else list(t) for t in (data_1, data_2))
+        first, second = listed(data_1), listed(data_2)
         (adapter,) = self._adapter_names(lora_request, 1)
         scoring = plan_scores(
             self.spec,
@@ -263,7 +264,7 @@ class PoolingCalls:
             raise RequestError(
                 "a prompt is put before texts, not before token ids.", where="prompt_name"
             )
-        return [before + one if isinstance(one, str) else one for one in prompts]
+        return [prompted(before, one) if isinstance(one, str) else one for one in prompts]
 
     def _usual_task(self) -> str:
         pooling = self.spec.run.pooling

@@ -81,6 +81,8 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: EncodeFunction) -> 
     """Return a prompt as token ids and parts. Raises: RequestError"""
     suffix = f"|{sorted(prompt.options.items())}" if prompt.options else ""
     _check_kinds(prompt.media, reader)
+    if reader.takes_one_alone:
+        _check_alone(prompt, reader)
     keys = [
         f"{reader.key_of(one.kind, one.key, one.name)}{suffix}{reader.mark_of(one.kind)}"
         for one in prompt.media
@@ -93,7 +95,10 @@ def placed(prompt: MediaPrompt, reader: MediaReader, encode: EncodeFunction) -> 
         msgspec.structs.replace(one, text=reader.numbered(one.text, index))
         for index, one in enumerate(read)
     ]
-    if isinstance(prompt.text, str):
+    if reader.takes_one_alone:
+        page, begins = reader.laid_out(read[0].text)
+        ids = tuple(encode(page, add_special_tokens=begins)) if page else (0,)
+    elif isinstance(prompt.text, str):
         laid_out, begins = reader.laid_out(prompt.text)
         text = _expanded(laid_out, prompt.media, read, reader)
         ids = tuple(encode(text, add_special_tokens=prompt.begins and begins))
@@ -135,6 +140,18 @@ def _check_kinds(media: Sequence[Medium], reader: MediaReader) -> None:
             f"this model takes media of one kind in a prompt, not {' and '.join(kinds)}.",
             where=media[-1].kind,
             fix="send a request for each kind.",
+            code="unsupported_media",
+        )
+
+
+def _check_alone(prompt: MediaPrompt, reader: MediaReader) -> None:
+    """Raise RequestError unless a prompt is one medium without a text."""
+    words = ("", (), *map(reader.placeholder, reader.kinds))
+    if len(prompt.media) != 1 or prompt.text not in words:
+        raise RequestError(
+            "a prompt of this model is a text or one image, never both.",
+            where="prompt",
+            fix="send them in separate prompts.",
             code="unsupported_media",
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.data.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
+from dovetail.interfaces.data.media import KEPT, READY, Feature, MediaSpec, ReadMedium, feature_of
 from dovetail.interfaces.data.media_settings import AUDIO, VIDEO
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
@@ -50,13 +50,15 @@ class MediaReader:
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
-        self.takes_one_kind = facts_of(model.whole_config).media_apart
+        facts = facts_of(model.whole_config)
+        self.takes_one_kind, self.takes_one_alone = facts.media_apart, facts.media_alone
         self._rate_hz = rate_of(self._processor)
         self._merged = int(vision.get("spatial_merge_size") or 1)
         self.token_ids = {
             kind: found
             for kind in spec.kinds
             if (found := token_of(model.whole_config, kind)) is not None
+            or (found := 0 if facts.media_alone else None) is not None
         }
 
     @property
@@ -72,7 +74,7 @@ class MediaReader:
 
     def placeholder(self, kind: str) -> str:
         """Return the placeholder text of unread media."""
-        text: str = getattr(self._processor, f"{kind}_token")
+        text: str = getattr(self._processor, f"{kind}_token", f"<{kind}>")
         return text
 
     def numbered(self, text: str, index: int) -> str:
@@ -90,7 +92,7 @@ class MediaReader:
         tokenizer adds the begin token. PaliGemma's text has it after the last image, and ends in a
         newline."""
         if type(self._processor).__name__ != PREFIXES:
-            return text, True
+            return text, getattr(self._processor, "page_begins", True)
         word, begin = self.placeholder(IMAGE), str(self._processor.tokenizer.bos_token)
         end = text.rfind(word) + len(word)
         is_done = text[end:].startswith(begin)
@@ -125,37 +127,32 @@ class MediaReader:
         return read
 
     def _read(self, kind: str, content: Any, options: Mapping[str, Any]) -> ReadMedium:
-        import torch
-
         if isinstance(content, Embeddings):
             return self._encoded(kind, content)
         if kind == VIDEO:
             return self._video(content)
         if kind == AUDIO:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
-        given = {"text": [self.placeholder(kind)], ARGUMENTS[kind]: [content], **options}
+        text = {} if self.takes_one_alone else {"text": [self.placeholder(kind)]}
+        given = {**text, ARGUMENTS[kind]: [content], **options}
+        more = {"return_text_replacement_offsets": True} if text else {}
         try:
-            output = self._processor(
-                **given, return_tensors="pt", return_text_replacement_offsets=True
-            )
+            output = self._processor(**given, return_tensors="pt", **more)
             replacements = output.get("text_replacement_offsets")
-            text = replacements[0][0]["replacement"] if replacements else self._written(given)
+            word = output.get("page", "")  # of a whole prompt; without one it is a vector
+            if text:
+                word = replacements[0][0]["replacement"] if replacements else self._written(given)
         except Exception as error:  # transformers raises any exception for unreadable media
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
                 where=kind,
                 fix="send another, or other mm_processor_kwargs.",
             ) from error
-        features = tuple(
-            feature_of(name, value)
-            for name, value in output.items()
-            if name not in TEXT_FIELDS and isinstance(value, torch.Tensor)
-        )
-        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self._processor.tokenizer(word, add_special_tokens=False)["input_ids"]
         return ReadMedium(
-            text=text,
-            num_rows=ids.count(self.token_ids[kind]),
-            features=features,
+            text=word,
+            num_rows=ids.count(self.token_ids[kind]) if word else 1,
+            features=_features(output),
             shape=self._shape(output.get(f"{kind}_grid_thw")),
         )
 
@@ -324,6 +321,17 @@ class MediaReader:
             return ()
         times, height, width = grid[0].tolist()
         return times, height // self._merged, width // self._merged
+
+
+def _features(output: Mapping[str, Any]) -> tuple[Feature, ...]:
+    """Return the tensors that a processor makes of a medium."""
+    import torch
+
+    return tuple(
+        feature_of(name, value)
+        for name, value in output.items()
+        if name not in TEXT_FIELDS and isinstance(value, torch.Tensor)
+    )
 
 
 def kept_media(spec: MediaSpec) -> KeptMedia:

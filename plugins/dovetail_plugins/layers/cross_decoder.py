@@ -25,7 +25,6 @@ from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import NOTHING
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.layers.attention import Attention
-from dovetail.layers.attention.cross import CrossAttention, cross_rows
 from dovetail.layers.decoder import GatedMLP, PlainMLP
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, attention_linears
@@ -33,6 +32,7 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.media import blocks_of
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.stages import Stage
+from dovetail_plugins.layers.attention.cross import CrossAttention, cross_rows
 from dovetail_plugins.layers.attention.dense import use_items
 
 HEAD = "lm_head"

@@ -46,6 +46,7 @@ from dovetail.layers.linear import (
     RowParallelLinear,
     attention_linears,
 )
+from dovetail.layers.media import with_media
 from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.opaque import is_traced
@@ -163,7 +164,7 @@ class EncoderEmbeddings(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Shapes: token_ids, positions [T] -> [T, E]"""
-        x = self.words(token_ids)
+        x = with_media(self.words(token_ids))
         if self.positions is not None:
             x = self.positions(positions, x)
         if self.types is not None:

@@ -93,6 +93,10 @@ TYPES = Value(
         older_kinds=OLDER_KINDS,
         processors={
             "PixtralProcessor": "dovetail_plugins.media_processors.pixtral:PixtralProcessor",
+            **{
+                name: f"dovetail_plugins.media_processors.pages:{name}"
+                for name in ("ColPaliProcessor", "ColQwen2Processor", "ColModernVBertProcessor")
+            },
             "gguf_processor": "dovetail_plugins.gguf.projectors.processor:folder_of",
             "VoxtralProcessor": "dovetail_plugins.media_processors.voxtral:VoxtralProcessor",
         },

@@ -6,9 +6,10 @@ Source: Devlin et al. 2018.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
@@ -114,6 +115,12 @@ class BertModel(EncoderModel):
             "out: scores are llama.cpp's, not those of the model that the file was made of"
         )
         return super().build_head(context)
+
+    def task_states(
+        self, task: str, states: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the states, or the weights of words. Shapes: states [n, E] -> [n, E or V]"""
+        return self.classes(states) if isinstance(self.head, WordWeights) else states
 
     def weight_map(self) -> WeightMap:
         """Return the names; in whole models they begin with one of the family's prefixes."""

@@ -18,11 +18,14 @@ from dovetail.interfaces.data.checkpoint_code import CAUSAL
 from dovetail_plugins.published.fallback import class_of, is_known
 from dovetail_plugins.published.layout import CONFIG, Json, Published
 from dovetail_plugins.published.layouts import BY_TYPE, LAYOUTS, REFUSED
+from dovetail_plugins.published.pages import with_model_below
 from dovetail_plugins.published.wholes import WHOLES
 
 log = logging.getLogger(__name__)
 
 PUBLISHED: dict[str, Published] = {**WHOLES, **LAYOUTS}
+BY_FILE = {"XLMRobertaModel": ("colbert_linear.pt", "BgeM3EmbeddingModel")}
+"""Class in config.json -> a file beside the weights, and the class that reads it too."""
 NAMES = "published_names"
 """The setting with the names of tensors, which the loader reads."""
 
@@ -34,10 +37,20 @@ def read_config(path: Path) -> Json | None:
     if raw is None:
         return None
     try:
-        return as_served(raw)
+        return as_served(_by_files(with_model_below(raw, path), path))
     except ConfigError as error:
         where = str(path / CONFIG) + str(error.where).removeprefix(CONFIG)
         raise ConfigError(error.what, where=where, fix=error.fix) from error
+
+
+def _by_files(raw: Json, folder: Path) -> Json:
+    """Return config.json with the class that files beside the weights show; it states the class
+    without them."""
+    for own, (file, served) in BY_FILE.items():
+        if raw.get("architectures") == [own] and (folder / file).is_file():
+            _tell(f"{own} with {file} is served by {served}")
+            return {**raw, "architectures": [served]}
+    return raw
 
 
 def as_served(raw: Json) -> Json:

@@ -279,7 +279,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.num_pending_tokens = 0
         self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
-        self._pooled_input = PooledInput(self.spec, self.vocabularies)
+        self._pooled_input = PooledInput(self.spec, self.vocabularies, self._input)
 
     @property
     def tokenizer(self) -> Any:

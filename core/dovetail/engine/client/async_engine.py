@@ -172,7 +172,7 @@ class AsyncEngine(EngineOperations):
         self.vocabularies = Vocabularies(self.spec, self.tokenizer)
         self._input = InputProcessor(self.spec, self.vocabularies, name=self.name)
         self.media_words = self._input.media_words
-        self._pooled_input = PooledInput(self.spec, self.vocabularies, name=self.name)
+        self._pooled_input = PooledInput(self.spec, self.vocabularies, self._input, self.name)
         prepared(self)
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:

@@ -39,12 +39,12 @@ class ModelFacts:
     vectors its text part takes, if the type has one. With `media_see_all` the tokens of an image
     attend to each other in both directions (a name: within windows, if this field of the text part
     is "vision"), with `prompts_see_all` all tokens of a prompt that has one; such models compute
-    prompts whole and cache no prefixes. `positions_per_second` is per
-    second of video, if config.json does not say (0: one per step in time). `encoder_input` is the
-    input of an encoder-decoder's encoder, "text" or "audio" (empty: no encoder), and `encoder_rows`
-    the field with its maximum number of rows (empty: the context length). `runs_as` is the
-    architecture of the plugin that generates, if checkpoints of the type name a class that other
-    types with other weight names share (empty: the architecture they name).
+    prompts whole and cache no prefixes. With `media_alone` a prompt is a text or one medium.
+    `positions_per_second` is per second of video, if config.json does not say (0: one per step in
+    time). `encoder_input` is the input of an encoder-decoder's encoder, "text" or "audio" (empty:
+    no encoder), and `encoder_rows` the field with its maximum number of rows (empty: the context
+    length). `runs_as` is the architecture of the plugin that generates, if checkpoints of the type
+    name a class that other types with other weight names share (empty: the architecture they name).
     """
 
     positions: Positions = "rotary"
@@ -69,6 +69,7 @@ class ModelFacts:
     media_see_all: bool | str = False
     prompts_see_all: bool = False
     media_apart: bool = False
+    media_alone: bool = False
     media_adapters: Mapping[str, str] = field(default_factory=dict)
     positions_per_second: float = 0.0
     encoder_input: str = ""

@@ -29,18 +29,18 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     `tasks` are those of `interfaces.pooling_params` that requests may use, the default one first.
     `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
     through `projections`; class scores through `activation` (one of ACTIVATIONS). `size` is a
-    vector's number of dimensions; `is_normalized`: it is scaled to length 1; `is_sparse`: it has a
-    number for each word of the vocabulary, most of them 0, which the model's head computes before
-    the pooler. `dimensions` is the
-    default number of dimensions (None: all); `allowed_dimensions` are those that a request may
-    choose (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a
-    process reward model scores; `returned_token_ids` are the classes that are returned, before the
-    activation (none: all). `labels` names the classes. `prompts` maps names to texts put before the
-    input; `default_prompt` is used if a request names none. The results of `prefix_tasks` depend
-    only on the last token's hidden state, so a prompt's prefix may come from the cache.
-    `includes_prompt` False: the tokens of such prompts are not pooled. With `lowers_case` texts are
-    converted to lower case. With `splits_long` a prompt longer than the context is embedded in
-    pieces, if it has at most `most_tokens` tokens (None: any number).
+    vector's number of dimensions; `is_normalized`: it is scaled to length 1. `sparse_task` gives
+    the weights of words: EMBED one for each word of the vocabulary, TOKEN_CLASSIFY one for each
+    token ("": no task does). `dimensions` is the default number of dimensions (None: all);
+    `allowed_dimensions` are those that a request may choose (none: any, if `is_matryoshka`).
+    `step_token_id` marks the ends of the steps that a process reward model scores;
+    `returned_token_ids` are the classes that are returned, before the activation (none: all).
+    `labels` names the classes. `prompts` maps names to texts put before the input; `default_prompt`
+    is used if a request names none. The results of `prefix_tasks` depend only on the last token's
+    hidden state, so a prompt's prefix may come from the cache. `includes_prompt` False: the tokens
+    of such prompts are not pooled. With `lowers_case` texts are converted to lower case. With
+    `splits_long` a prompt longer than the context is embedded in pieces, if it has at most
+    `most_tokens` tokens (None: any number).
     """
 
     tasks: tuple[str, ...]
@@ -50,7 +50,7 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "identity"
     size: int = 0
     is_normalized: bool = False
-    is_sparse: bool = False
+    sparse_task: str = ""
     dimensions: int | None = None
     is_matryoshka: bool = False
     allowed_dimensions: tuple[int, ...] = ()

@@ -133,13 +133,12 @@ class PoolingEnd(Ending):
             states = states[params.unpooled_tokens :]
             if not len(states):
                 return "nothing is left of the prompt beside its instruction."
-        if self._spec.is_sparse:
-            states = self._model.classes(states)
         pooler = self._pooler(params)
         if len(token_ids) != len(states):
             is_first = FIRST_TOKEN in pooler.capabilities
             token_ids = token_ids[: len(states)] if is_first else token_ids[-len(states) :]
         try:
+            states = self._model.task_states(params.task, states, token_ids)
             pooled = pooler.pool(states, token_ids)
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
                 return self._classes(pooled, row)

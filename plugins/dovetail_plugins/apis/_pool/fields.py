@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.server.endpoint import (
     INT31,
     MAX_REQUEST_ID_CHARS,
+    Body,
     Reply,
     TranslatedBody,
 )
@@ -24,9 +25,24 @@ TokenId = Annotated[int, Field(ge=0, le=INT31, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
-Mixed = Annotated[list[str | TokenIds], Field(min_length=1, fail_fast=True)]
-Inputs = str | Texts | TokenIds | TokenIdLists | Mixed
-"""One text, the token ids of one, or a list of either."""
+
+
+class InputPart(Body):
+    """A text or an image (a URL or base64), in the form of Jina's API."""
+
+    text: str | None = None
+    image: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> InputPart:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("give a text or an image")
+        return self
+
+
+Mixed = Annotated[list[str | TokenIds | InputPart], Field(min_length=1, fail_fast=True)]
+Inputs = str | Texts | TokenIds | TokenIdLists | InputPart | Mixed
+"""One text, the token ids of one, a part, or a list of these."""
 
 
 class PoolFields(TranslatedBody):
@@ -51,10 +67,10 @@ class PromptUsage(Reply):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
-def listed(inputs: Inputs) -> tuple[Sequence[Prompt], bool]:
-    """Return (the inputs as a list, each a text or token ids, whether a list was given)."""
+def listed(inputs: Inputs) -> tuple[Sequence[Prompt | InputPart], bool]:
+    """Return (the inputs as a list, each a text, token ids or a part, whether a list was given)."""
     match inputs:
-        case str() | [int(), *_]:
-            return [cast("Prompt", inputs)], False
+        case str() | [int(), *_] | InputPart():
+            return [cast("Prompt | InputPart", inputs)], False
         case _:
-            return cast("list[Prompt]", inputs), True
+            return cast("list[Prompt | InputPart]", inputs), True

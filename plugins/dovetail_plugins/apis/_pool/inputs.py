@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.client.requests.input_processor import Prompt
+from dovetail.engine.client.pooling.named_prompts import prompted
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.spec import PoolingSpec
@@ -24,8 +24,9 @@ from dovetail.server.endpoint import (
     ModelText,
     in_words_of,
 )
-from dovetail_plugins.apis._pool.fields import Inputs, PoolFields, listed
+from dovetail_plugins.apis._pool.fields import InputPart, Inputs, PoolFields, listed
 from dovetail_plugins.apis._pool.instructions import instruction
+from dovetail_plugins.apis._pool.pictures import Input, Picture, as_image, is_alone, of_parts
 from dovetail_plugins.apis._pool.work import PoolingJob, check_inputs, job_of
 
 _CHAT_FIELDS = (
@@ -67,20 +68,28 @@ async def input_job(
     *,
     field: str = "input",
     model: str = "",
+    given: Sequence[Input] = (),
 ) -> tuple[PoolingJob, list[str]]:
     """Return a body's job, and the names of fields without effect. `field` is the name of its
-    inputs, `model` the model that answers, and `text` how its text is read. Raises: RequestError"""
+    inputs, `model` the model that answers, and `text` how its text is read; `given` are inputs that
+    the family has read itself. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
-    if (body.input is None) == (body.messages is None):
+    if not given and (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
-    prompts: Sequence[Prompt]
-    if body.input is None:
-        ids, unused = await _chat_prompt(text, body)
+    prompts: Sequence[Input]
+    if body.messages is not None:
+        prompt, unused = await _chat_prompt(text, body)
         ignored += server.fields.report(unused)
-        prompts = [ids]
+        prompts = [prompt]
         field, is_list = "messages", False
     else:
-        prompts, is_list = listed(body.input)
+        sent, is_list = (given, True) if body.input is None else listed(body.input)
+        prompts = [
+            _of_part(text, one, f"{field}[{place}]" if is_list else field)
+            if isinstance(one, InputPart)
+            else one
+            for place, one in enumerate(sent)
+        ]
         check_inputs(prompts, field, is_list=is_list)
         prompts = _with_instruction(text, body, prompts, field)
     adds_special_tokens = body.add_special_tokens is not False
@@ -98,8 +107,8 @@ async def input_job(
 
 
 def _with_instruction(
-    text: ModelText, body: InputFields, prompts: Sequence[Prompt], field: str
-) -> Sequence[Prompt]:
+    text: ModelText, body: InputFields, prompts: Sequence[Input], field: str
+) -> Sequence[Input]:
     """Return the texts with the model's instruction prepended; token ids stay unchanged."""
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
@@ -107,11 +116,23 @@ def _with_instruction(
     before = instruction(
         pooling_of(text.engine), prompt_name=body.prompt_name, input_type=body.input_type
     )
-    return [f"{before}{p}" if before and isinstance(p, str) else p for p in prompts]
+    return [prompted(before, p) if before and isinstance(p, str) else p for p in prompts]
 
 
-async def _chat_prompt(text: ModelText, body: InputFields) -> tuple[Sequence[int], Sequence[str]]:
-    """Return the token ids of a conversation, and the names of fields without effect."""
+def _of_part(text: ModelText, part: InputPart, where: str) -> str | Picture:
+    """Return an input of Jina's API. Raises: RequestError"""
+    if part.image is None:
+        return str(part.text)
+    return of_parts(text, [as_image(part.image)], where)
+
+
+async def _chat_prompt(text: ModelText, body: InputFields) -> tuple[Input, Sequence[str]]:
+    """Return the prompt of a conversation, and the names of fields without effect."""
+    if is_alone(text):
+        contents = [one.content or "" for one in body.messages or ()]
+        parts = [p for one in contents for p in ([one] if isinstance(one, str) else one)]
+        plain = [p if isinstance(p, str) else p.model_dump(exclude_unset=True) for p in parts]
+        return of_parts(text, plain, "messages"), ()
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS if name in body.model_fields_set}
     chat = ChatRequest.model_construct(
         **{"add_generation_prompt": False, **fields},
@@ -121,4 +142,4 @@ async def _chat_prompt(text: ModelText, body: InputFields) -> tuple[Sequence[int
     )
     with in_words_of(CHAT_NAMES):
         rendered = await text.render(chat)
-        return await text.tokenize_prompt(rendered, chat), rendered.unused
+        return await text.read(rendered, chat), rendered.unused

@@ -14,6 +14,7 @@ from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED
 from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail.server.endpoint import App, ModelText, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields
+from dovetail_plugins.apis._pool.pictures import Input
 from dovetail_plugins.apis._pool.work import Answers, answered, array_of, check_inputs, job_of
 
 TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
@@ -27,11 +28,11 @@ def can_score(pooling: PoolingSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """The texts to score against each other: the two lists pairwise, or a single first text with
-    every second one. The fields are the names of the texts in the body."""
+    """The texts or images to score against each other: the two lists pairwise, or a single first
+    one with every second one. The fields are their names in the body."""
 
-    firsts: Sequence[str]
-    seconds: Sequence[str]
+    firsts: Sequence[Input]
+    seconds: Sequence[Input]
     first_field: str
     second_field: str
     is_activated: bool | None = None
@@ -47,10 +48,12 @@ class Pairs:
         firsts = {
             text: self.first_field if is_one else f"{self.first_field}[{place}]"
             for place, text in reversed([*enumerate(self.firsts)])
+            if isinstance(text, str)
         }
         seconds = {
             text: f"{self.second_field}[{place}]"
             for place, text in reversed([*enumerate(self.seconds)])
+            if isinstance(text, str)
         }
         return seconds | firsts
 
@@ -103,6 +106,7 @@ async def _planned(text: ModelText, body: PoolFields, pairs: Pairs) -> Scoring:
         truncate=body.truncate_prompt_tokens,
         params=params,
     )
-    num_chars = sum(map(len, pairs.seconds)) + len(pairs.seconds) * len(pairs.firsts[0])
+    firsts, seconds = ([x for x in s if isinstance(x, str)] for s in (pairs.firsts, pairs.seconds))
+    num_chars = sum(map(len, seconds)) + len(seconds) * sum(map(len, firsts[:1]))
     with in_words_of(pairs.names()):
         return await text.threads.run(work, num_chars)

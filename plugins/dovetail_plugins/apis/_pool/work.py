@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.engine.client.results.outputs import RequestOutput, numbers
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
@@ -27,6 +26,7 @@ from dovetail.server.endpoint import (
     logged,
 )
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
+from dovetail_plugins.apis._pool.pictures import Input, Picture
 from dovetail_plugins.usage import PromptTokensDetails
 
 logger = logging.getLogger("dovetail.server")
@@ -46,7 +46,7 @@ class PoolingJob:
     texts that are not in one field."""
 
     request_id: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Input]
     params: PoolingParams | Sequence[PoolingParams]
     field: str
     is_list: bool = True
@@ -110,7 +110,7 @@ def request_id_of(body: PoolFields, request: Request) -> str:
 def job_of(
     body: PoolFields,
     request: Request,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Input],
     params: PoolingParams | Sequence[PoolingParams],
     *,
     field: str,
@@ -137,7 +137,7 @@ def job_of(
     )
 
 
-def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True) -> None:
+def check_inputs(prompts: Sequence[Input], where: str, *, is_list: bool = True) -> None:
     """Raise RequestError if there are too many prompts or one is empty."""
     if len(prompts) > MAX_INPUTS:
         raise RequestError(
@@ -217,8 +217,9 @@ class _Run:
     async def _one(self, which: int) -> None:
         job = self._job
         with in_words_of(job.names(which)):
+            given = job.prompts[which]
             output = await self._server.engine.pool(
-                job.prompts[which],
+                await given.read() if isinstance(given, Picture) else given,
                 job.params_of(which),
                 job.id_of(which),
                 priority=job.priority,

@@ -10,25 +10,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from dovetail.server.endpoint import INT31, Body
-from dovetail_plugins.apis._pool.fields import PoolFields, Texts
+from dovetail.server.endpoint import INT31, MAX_PARTS, Body
+from dovetail_plugins.apis._pool.fields import PoolFields
 
 
-class TextObject(Body):
-    """A text as an object, as some clients send it."""
+class ScoredObject(Body):
+    """A text or an image as an object: {"text"} or {"image"} as Jina's clients send it, {"content"}
+    in parts as vLLM has it."""
 
-    text: str
+    text: str | None = None
+    image: str | None = None
+    content: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_PARTS)] | None = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> ScoredObject:
+        if sum(one is not None for one in (self.text, self.image, self.content)) != 1:
+            raise ValueError("give a text, an image or content")
+        return self
 
 
-Document = str | TextObject
+Document = str | ScoredObject
 Documents = Annotated[list[Document], Field(min_length=1)]
 
 
 class ScoreRequest(PoolFields):
     """A request for the scores of pairs. Other servers' names of the two fields are accepted."""
 
-    text_1: str | Texts
-    text_2: str | Texts
+    text_1: Document | Documents
+    text_2: Document | Documents
     use_activation: bool | None = None
     activation: bool | None = None
 

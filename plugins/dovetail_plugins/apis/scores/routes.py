@@ -11,7 +11,8 @@ from fastapi import Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import App, ServerOf
+from dovetail.server.endpoint import App, ModelText, ServerOf
+from dovetail_plugins.apis._pool.pictures import Input, Picture, as_image, of_parts
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.scores import TASKS, Pairs, scored
 from dovetail_plugins.apis._pool.work import Answers
@@ -25,8 +26,8 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
     text, model = await server.text_for(body.model)
     ignored = server.fields.check(body)
     pairs = Pairs(
-        firsts=_texts(body.text_1),
-        seconds=_texts(body.text_2),
+        firsts=_sides(text, body.text_1, "text_1"),
+        seconds=_sides(text, body.text_2, "text_2"),
         first_field="text_1",
         second_field="text_2",
         is_activated=_wants(body),
@@ -53,9 +54,9 @@ async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any
     if (body.documents is None) == (body.texts is None):
         raise RequestError("give documents.", where="documents")
     field = "texts" if body.documents is None else "documents"
-    documents = [_text(one) for one in body.documents or body.texts or ()]
+    documents = _sides(text, [*(body.documents or body.texts or ())], field)
     pairs = Pairs(
-        firsts=[_text(body.query)],
+        firsts=_sides(text, body.query, "query"),
         seconds=documents,
         first_field="query",
         second_field=field,
@@ -79,13 +80,15 @@ def ranked(scores: Iterable[float], top_n: int | None) -> Ranking:
     return found[: top_n or None]
 
 
-def _texts_reply(ranking: Ranking, texts: Sequence[str] | None) -> list[dict[str, Any]]:
+def _texts_reply(ranking: Ranking, texts: Sequence[Input] | None) -> list[dict[str, Any]]:
     """Return the answer in text-embeddings-inference's format."""
-    shown = ({} if texts is None else {"text": texts[index]} for index, _ in ranking)
-    return [
-        {"index": index, **text, "score": number}
-        for (index, number), text in zip(ranking, shown, strict=True)
-    ]
+    return [{"index": index, **_shown(texts, index), "score": number} for index, number in ranking]
+
+
+def _shown(texts: Sequence[Input] | None, index: int) -> dict[str, str]:
+    """Return a document with its text, if it is wanted and one."""
+    text = None if texts is None else texts[index]
+    return {"text": text} if isinstance(text, str) else {}
 
 
 def _reply(
@@ -94,12 +97,13 @@ def _reply(
     model: str,
     answers: Answers,
     ranking: Ranking,
-    documents: Sequence[str] | None,
+    documents: Sequence[Input] | None,
 ) -> dict[str, Any]:
     """Return the answer in the format of Jina, Cohere and llama.cpp."""
     results = []
     for index, number in ranking:
-        document = {} if documents is None else {"document": {"text": documents[index]}}
+        shown = _shown(documents, index)
+        document = {"document": shown} if shown else {}
         results.append({"index": index, "relevance_score": number, **document})
     return {
         "id": f"rerank-{request_id}",
@@ -114,12 +118,20 @@ def _reply(
     }
 
 
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _sides(text: ModelText, given: Document | list[Document], field: str) -> list[str | Picture]:
+    """Return what is scored: texts and images. Raises: RequestError"""
+    if not isinstance(given, list):
+        return [_side(text, given, field)]
+    return [_side(text, one, f"{field}[{place}]") for place, one in enumerate(given)]
 
 
-def _text(given: Document) -> str:
-    return given if isinstance(given, str) else given.text
+def _side(text: ModelText, given: Document, where: str) -> str | Picture:
+    if isinstance(given, str):
+        return given
+    if given.text is not None:
+        return given.text
+    parts = given.content if given.image is None else [as_image(given.image)]
+    return of_parts(text, parts or (), where)
 
 
 def _wants(body: ScoreRequest | RerankRequest) -> bool | None:

@@ -6,7 +6,7 @@ Its /rerank is answered by the family `scores`, which recognizes it by the field
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from fastapi import Request
 
 from dovetail.engine.client.pooling.pairs import pair_prompt
 from dovetail.engine.client.requests.input_processor import Prompt
+from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.data.pooling_params import (
@@ -25,6 +26,7 @@ from dovetail.interfaces.data.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.endpoint import App, ServerOf
 from dovetail.version import __version__
 from dovetail_plugins.apis._pool.fields import PoolFields
@@ -62,19 +64,42 @@ async def embed_all(body: EmbedRequest, request: Request, server: ServerOf) -> A
 
 async def embed_sparse(body: EmbedSparseRequest, request: Request, server: ServerOf) -> Any:
     """Return the words of inputs that have a weight, by number."""
-    if not pooling_of(server.engine).is_sparse:
+    task = pooling_of(server.engine).sparse_task
+    if not task:
         raise RequestError(
             "the model makes dense vectors, not weights of words.",
             where=FIELD,
-            fix="send this to /embed, or serve a SPLADE checkpoint.",
+            fix="send this to /embed, or serve SPLADE or BGE-M3.",
         )
-    return await _embedded(server, body, request, PoolingParams(task=EMBED), _weights)
+    tokenizer = server.engine.tokenizer
+
+    def written(output: RequestOutput) -> list[dict[str, Any]]:
+        weights = array_of(output)
+        if task == EMBED:
+            return entries({int(at): float(weights[at]) for at in np.flatnonzero(weights)})
+        return entries(by_token(output.prompt_token_ids, weights, tokenizer))
+
+    return await _embedded(server, body, request, PoolingParams(task=task), written)
 
 
-def _weights(vector: np.ndarray) -> list[dict[str, Any]]:
-    """Return the entries of a sparse vector. Shapes: [V]"""
-    found = np.flatnonzero(vector)
-    return [{"index": int(at), "value": float(vector[at])} for at in found]
+def entries(weights: Mapping[int, float]) -> list[dict[str, Any]]:
+    """Return a sparse vector as JSON has it, by increasing index."""
+    return [{"index": at, "value": weights[at]} for at in sorted(weights)]
+
+
+def by_token(
+    prompt_ids: Sequence[int], weights: np.ndarray, tokenizer: Tokenizer
+) -> dict[int, float]:
+    """Return the largest weight of each token id that is neither special nor of weight 0. The
+    special tokens around the text have no weight. Shapes: [number of tokens between them]"""
+    before, _ = tokenizer.special_around()
+    first = len(before) if len(prompt_ids) > len(weights) else 0
+    special = tokenizer.facts().special_ids
+    found: dict[int, float] = {}
+    for one, weight in zip(prompt_ids[first:], weights.tolist(), strict=False):
+        if weight > found.get(one, 0.0) and one not in special:
+            found[one] = weight
+    return found
 
 
 async def _embedded(
@@ -82,12 +107,12 @@ async def _embedded(
     body: EmbedRequest | EmbedSparseRequest,
     request: Request,
     params: PoolingParams,
-    written: Callable[[np.ndarray], Any] = DENSE,
+    written: Callable[[RequestOutput], Any] = lambda output: DENSE(array_of(output)),
 ) -> Any:
     ignored = server.fields.check(body)
     fields = InputFields(input=body.inputs, prompt_name=body.prompt_name, **_cut(body))
     job, _ = await input_job(server, server.text, fields, request, params, field=FIELD)
-    answers = await answered(server, job, lambda output: written(array_of(output)))
+    answers = await answered(server, job, written)
     return raw_reply(answers.items, ignored)
 
 
@@ -181,7 +206,8 @@ async def show_info(server: ServerOf) -> dict[str, Any]:
 def _model_type(server: App) -> dict[str, Any]:
     pooling = pooling_of(server.engine)
     if EMBED in pooling.tasks:
-        return {"embedding": {"pooling": "splade" if pooling.is_sparse else pooling.pooler.name}}
+        is_splade = pooling.sparse_task == EMBED
+        return {"embedding": {"pooling": "splade" if is_splade else pooling.pooler.name}}
     ids = {str(number): label for number, label in enumerate(pooling.labels)}
     labels = {"id2label": ids, "label2id": {label: int(at) for at, label in ids.items()}}
     return {"reranker" if len(pooling.labels) == 1 else "classifier": labels}

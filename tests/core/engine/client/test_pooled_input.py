@@ -42,7 +42,8 @@ def pooled_input(pooling: PoolingSpec | None = None, *, most: int = 16) -> Poole
         adapters=None,
     )
     spec: Any = SimpleNamespace(run=run, has_tokenizer=True, tokenizer=None)
-    return PooledInput(spec, Vocabularies(spec, Framed(None, "")))
+    reads_media: Any = None
+    return PooledInput(spec, Vocabularies(spec, Framed(None, "")), reads_media)
 
 
 def ids_of(prompt: Any, **how: Any) -> list[int]:

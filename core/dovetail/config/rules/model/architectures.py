@@ -6,6 +6,7 @@ from dovetail import registry
 from dovetail.interfaces.data.spec import (
     CLASSES,
     LOGITS,
+    MIXED,
     NOTHING,
     TOKEN_CLASSES,
     TOKEN_VECTORS,
@@ -18,6 +19,8 @@ PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "_ColBERT": TOKEN_VECTORS,
     "SpladeSparseEmbeddingModel": WORD_WEIGHTS,
+    "M3EmbeddingModel": MIXED,
+    "ForRetrieval": TOKEN_VECTORS,
     "ForSequenceClassification": CLASSES,
     "ForTokenClassification": TOKEN_CLASSES,
     PROCESS_REWARD: TOKEN_CLASSES,

@@ -40,6 +40,7 @@ from dovetail.interfaces.data.spec import (
     CLASSES,
     LOGITS,
     MAKES_VECTORS,
+    MIXED,
     NOTHING,
     TOKEN_CLASSES,
     TOKEN_VECTORS,
@@ -57,9 +58,11 @@ _TASKS: dict[str, tuple[str, ...]] = {
     NOTHING: (EMBED, TOKEN_EMBED),
     TOKEN_VECTORS: (TOKEN_EMBED,),
     WORD_WEIGHTS: (EMBED,),
+    MIXED: (EMBED, TOKEN_CLASSIFY, TOKEN_EMBED),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
 }
+_SPARSE = {WORD_WEIGHTS: EMBED, MIXED: TOKEN_CLASSIFY}
 _WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
     (TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY),
     (TOKEN_EMBED,): (EMBED, TOKEN_EMBED),
@@ -185,7 +188,7 @@ def _pooling_spec(
         projections=sentences.projections,
         activation=_activation(model_config, model, pooler),
         size=size,
-        is_sparse=model.head == WORD_WEIGHTS,
+        sparse_task=_SPARSE.get(model.head, ""),
         is_normalized=sentences.is_normalized if pooler.normalize is None else pooler.normalize,
         dimensions=pooler.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
@@ -193,7 +196,7 @@ def _pooling_spec(
         step_token_id=step_token,
         returned_token_ids=pooler.returned_token_ids,
         labels=names,
-        prompts=dict(sentences.prompts),
+        prompts=dict(sentences.prompts or model.whole_config.get("prompts") or {}),
         default_prompt=sentences.default_prompt,
         prefix_tasks=_prefix_tasks(model, tasks, whole),
         includes_prompt=sentences.includes_prompt,
@@ -209,7 +212,8 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
         return vector_size(model.hf_config, Path(model.path))
     if model.head == WORD_WEIGHTS:
         return model.vocab_size
-    own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
+    field = facts_of(model.hf_config).output_size
+    own = {**model.hf_config, **model.whole_config}.get(field) or model.hidden_size
     sizes = [layer.out_size for layer in sentences.projections if layer.out_size]
     return sizes[-1] if sizes else int(own)
 
@@ -223,7 +227,7 @@ def _poolers(
 ) -> tuple[tuple[str, ...], Selection, Selection]:
     """Return the tasks, the usual one first, the pooler for whole prompts, and the pooler for
     tokens."""
-    tasks = _TASKS[model.head]
+    tasks = _TASKS[model.head][: 1 if facts_of(model.whole_config).media_alone else None]
     facts = facts_of(model.hf_config)
     named = pooler.pooling_type or None
     named = named.lower() if named and ":" not in named else named  # paths stay unchanged

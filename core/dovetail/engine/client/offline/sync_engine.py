@@ -50,7 +50,7 @@ class SyncClient(abc.ABC):
         self.vocabularies = vocabularies
         self.tokenizer = vocabularies.own.tokenizer
         self._input = InputProcessor(spec, vocabularies)
-        self._pooled_input = PooledInput(spec, vocabularies)
+        self._pooled_input = PooledInput(spec, vocabularies, self._input)
         self._serials = itertools.count()
 
     @property

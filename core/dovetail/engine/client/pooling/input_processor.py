@@ -12,13 +12,14 @@ import msgspec
 
 from dovetail.engine.client.pooling.pieces import pieces
 from dovetail.engine.client.requests.encoder_prompt import EncoderPrompt
-from dovetail.engine.client.requests.input_processor import PreparedRequest, Prompt
+from dovetail.engine.client.requests.input_processor import InputProcessor, PreparedRequest, Prompt
 from dovetail.engine.client.requests.prompt_checks import verify_ids, verify_text
 from dovetail.engine.client.text.long_text import encoded
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.context_length import PROMPT, verify_pooled
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.media import PromptPart
 from dovetail.interfaces.data.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec, PoolingSpec
@@ -34,8 +35,11 @@ NOTHING_DRAWN = SamplingParams(max_tokens=1, detokenize=False)
 class PooledInput:
     """Turns prompts into engine requests. Used by several threads; stores no request."""
 
-    def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
-        self._vocabularies = vocabularies
+    def __init__(
+        self, spec: EngineSpec, vocabularies: Vocabularies, plain: InputProcessor, name: str = ""
+    ) -> None:
+        """`plain` reads the media of prompts."""
+        self._vocabularies, self._plain = vocabularies, plain
         self._pooling = spec.run.pooling
         self._most = spec.run.max_model_tokens
         self._name = name
@@ -66,8 +70,11 @@ class PooledInput:
         arrival_s = time.monotonic()
         if isinstance(prompt, EncoderPrompt):
             raise RequestError("a model that pools has one prompt.", where=PROMPT)
-        if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt):
-            raise RequestError("a model that pools takes no media yet.", where=PROMPT)
+        media: tuple[PromptPart, ...] = ()
+        if isinstance(prompt, MediaPrompt | VectorPrompt):
+            prompt = self._plain.read(prompt, adapter)
+        if isinstance(prompt, PlacedPrompt):
+            media, prompt = prompt.parts, prompt.token_ids
         vocabulary = self._vocabularies.of(adapter)
         tokenizer = vocabulary.tokenizer
         if isinstance(prompt, str):
@@ -85,9 +92,11 @@ class PooledInput:
         else:
             prompt_ids = tuple(prompt)
             verify_ids(PROMPT, prompt_ids, vocabulary.num_tokens)
-            if keep is not None:
+            if keep is not None and len(prompt_ids) > keep:
+                if media:
+                    raise RequestError("a prompt with media cannot be truncated.", where=TRUNCATE)
                 prompt_ids = prompt_ids[:keep] if keeps_start else prompt_ids[-keep:]
-        parts = self._parts(tokenizer, prompt_ids, params)
+        parts = self._parts(tokenizer, prompt_ids, params, is_whole=bool(media))
         requests = tuple(
             EngineRequest(
                 request_id=f"{request_id}/{self._name}{serial}.{index}",
@@ -99,6 +108,7 @@ class PooledInput:
                 cache_salt=cache_salt,
                 adapter=adapter,
                 pooling=params if index == 0 else _without_prefix(params),
+                parts=media,
             )
             for index, part in enumerate(parts)
         )
@@ -148,12 +158,12 @@ class PooledInput:
         return self._pooling is not None and self._pooling.splits_long and task == EMBED
 
     def _parts(
-        self, tokenizer: Tokenizer, ids: tuple[int, ...], params: PoolingParams
+        self, tokenizer: Tokenizer, ids: tuple[int, ...], params: PoolingParams, *, is_whole: bool
     ) -> tuple[tuple[int, ...], ...]:
         """Return the prompt, split into pieces if it is longer than the context and may be split.
         Raises: RequestError if it is too long"""
         max_tokens = self._most
-        if self._pooling is not None and self._splits(params.task):
+        if self._pooling is not None and self._splits(params.task) and not is_whole:
             max_tokens = max(
                 max_tokens,
                 len(ids) if self._pooling.most_tokens is None else self._pooling.most_tokens,

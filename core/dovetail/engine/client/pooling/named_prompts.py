@@ -6,6 +6,12 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.spec import PoolingSpec
 
 
+def prompted(prompt: str, text: str) -> str:
+    """Return a text with a prompt before it, or around it where the prompt says "{text}"."""
+    before, _, after = prompt.partition("{text}")
+    return before + text + after
+
+
 def prompt_before(pooling: PoolingSpec | None, name: str | None = None) -> str:
     """Return the prompt of a name (None: the checkpoint's default); empty if there is none.
 

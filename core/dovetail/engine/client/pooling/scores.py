@@ -12,28 +12,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from dovetail.config.checkpoint.sentence_transformers import PAIR
-from dovetail.engine.client.pooling.named_prompts import prompt_before
+from dovetail.engine.client.pooling.named_prompts import prompt_before, prompted
 from dovetail.engine.client.pooling.pairs import pair_prompt
-from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
 from dovetail.interfaces.data.spec import EngineSpec, PoolingSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
+Side = Any
+"""A prompt: a text, or an image in a form that the caller reads."""
 Join = Callable[[str, str], str]
 """Joins two texts into one prompt."""
+
+
+QUERY = "query"
+"""The prompt put before first texts by a model of vectors of tokens that has one of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledPrompt:
     """A prompt to pool, text or token ids, and its params."""
 
-    prompt: Prompt
+    prompt: Side
     params: PoolingParams
 
 
@@ -65,8 +71,8 @@ class Scoring:
 def plan_scores(
     spec: EngineSpec,
     tokenizer: Tokenizer,
-    firsts: Sequence[str],
-    seconds: Sequence[str],
+    firsts: Sequence[Side],
+    seconds: Sequence[Side],
     *,
     truncate: int | None = None,
     params: PoolingParams | None = None,
@@ -85,8 +91,13 @@ def plan_scores(
     task = score_task(spec.run.pooling)
     task_params = msgspec.structs.replace(params or PoolingParams(task=task), task=task)
     if task != CLASSIFY:
+        known = spec.run.pooling.prompts if spec.run.pooling is not None else {}
+        if task == TOKEN_EMBED and QUERY in known:
+            prompt_names = (prompt_names[0] or QUERY, prompt_names[1])
         starts = [prompt_before(spec.run.pooling, name) for name in prompt_names]
         return _apart(pairs, starts, task_params)
+    if not all(isinstance(one, str) for pair in pairs for one in pair):
+        raise RequestError("a cross-encoder of this kind reads texts alone.", where="text_2")
     if join is None and spec.run.model.is_causal:
         join = partial(_joined, spec.run.model.hf_config.get(PAIR) or "{query}{document}")
     if join is not None:
@@ -127,8 +138,8 @@ def _num_classes(pooling: PoolingSpec) -> int:
     return len(pooling.returned_token_ids) or len(pooling.labels)
 
 
-def _paired(firsts: Sequence[str], seconds: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of texts. Raises: RequestError unless their numbers match"""
+def _paired(firsts: Sequence[Side], seconds: Sequence[Side]) -> list[tuple[Side, Side]]:
+    """Return the pairs. Raises: RequestError unless their numbers match"""
     if not firsts or not seconds:
         raise RequestError("send at least one text.", where="text_2" if firsts else "text_1")
     if len(firsts) not in (1, len(seconds)):
@@ -161,15 +172,20 @@ def _as_pair(
 
 
 def _apart(
-    pairs: Sequence[tuple[str, str]], starts: Sequence[str], params: PoolingParams
+    pairs: Sequence[tuple[Side, Side]], starts: Sequence[str], params: PoolingParams
 ) -> Scoring:
-    """Return each text of the pairs as a prompt, without duplicates."""
-    places: dict[str, int] = {}
+    """Return each text or image of the pairs as a prompt, without duplicates."""
+    places: dict[Any, tuple[int, PooledPrompt]] = {}
     index_pairs = []
     for pair in pairs:
-        texts = [start + text for start, text in zip(starts, pair, strict=True)]
-        index_pairs.append(tuple(places.setdefault(text, len(places)) for text in texts))
-    prompts = tuple(PooledPrompt(prompt=text, params=params) for text in places)
+        indices = []
+        for start, one in zip(starts, pair, strict=True):
+            side = prompted(start, one) if isinstance(one, str) else one
+            request = PooledPrompt(prompt=side, params=params)
+            key = side if isinstance(side, str) else id(side)
+            indices.append(places.setdefault(key, (len(places), request))[0])
+        index_pairs.append(tuple(indices))
+    prompts = tuple(prompt for _, prompt in places.values())
     return Scoring(prompts=prompts, pairs=tuple(index_pairs))
 
 

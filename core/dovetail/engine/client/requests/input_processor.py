@@ -245,6 +245,7 @@ class InputProcessor:
         taken = {place for start, count in runs for place in range(start, start + count)}
         size = vocabulary.num_tokens
         verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken), size)
+        self._verify_parts(found.parts)
         # Placeholder ids are embedded before they are replaced, so they must be in the vocabulary.
         ids = tuple(
             0 if i in taken and one >= size else one for i, one in enumerate(found.token_ids)
@@ -267,7 +268,6 @@ class InputProcessor:
         if has_no_tokens(prompt) and params.prompt_logprobs is not None:
             raise RequestError("a prompt of vectors has no logprobs.", where="prompt_logprobs")
         room_for_answer(len(prompt.token_ids), self._max_model_tokens)
-        self._verify_parts(prompt.parts)
         return prompt.token_ids, prompt.parts
 
     def _verify_counts(self, prompt: MediaPrompt) -> None:
