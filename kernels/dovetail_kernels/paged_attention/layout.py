@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail_kernels.paged_attention.integers import BITS, CELL_TOKENS, bits_of
+from dovetail_kernels.integer_caches import BITS, CELL_TOKENS, SCALE_BYTES, bits_of
 
 FORMATS = (
     torch.float32,
@@ -19,8 +19,6 @@ FORMATS = (
 )
 """Number types of the cache, in the order of KvFormat."""
 PAIRED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-SCALE_BYTES = 4
-"""Bytes per int8 key, and per value, for its scale."""
 INTEGERS = {BITS["int8"]: 5, BITS["k8v4"]: 6, BITS["int4"]: 7}
 """Bits of keys and values -> KvFormat of a cache whose type in torch is int8."""
 

@@ -23,6 +23,7 @@ from dovetail.interfaces.data.step import (
     StateLayer,
     tokens_beside_states,
 )
+from dovetail_kernels.integer_caches import BITS
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -31,7 +32,7 @@ DTYPE_BYTES = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
-    "int8": 1,
+    **dict.fromkeys(BITS, 1),
     "uint8": 1,
 }
 MAX_GROUPS = 16
