@@ -33,3 +33,10 @@ def bits_of(stored_size: int, size: int) -> tuple[int, int]:
         if cell_bytes(bits, size) == 2 * CELL_TOKENS * stored_size:
             return bits
     raise AssertionError(f"{stored_size} bytes are no key of {size} numbers")
+
+
+def size_fault(dtype: str, size: int) -> list[str]:
+    """Return why a cache of this type cannot hold heads of `size` numbers, if it cannot."""
+    if dtype not in BITS or BITS[dtype] == (8, 8) or not size % GROUP:
+        return []
+    return [f"{dtype} needs a head size in multiples of {GROUP}, it is {size}"]

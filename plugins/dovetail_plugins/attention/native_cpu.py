@@ -17,7 +17,7 @@ from dovetail.interfaces.attention import (
     LatentCall,
 )
 from dovetail.interfaces.plugin import Info
-from dovetail_kernels.integer_caches import BITS, GROUP
+from dovetail_kernels.integer_caches import BITS, size_fault
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +87,7 @@ class NativeCpu(AttentionBackend):
                 reasons.append(
                     f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, it is {size}"
                 )
-            elif query.kv_dtype in BITS and query.kv_dtype != "int8" and size % GROUP:
-                reasons.append(
-                    f"4 bits need a head size in multiples of {GROUP}, it is {size}"
-                )
+            reasons += size_fault(query.kv_dtype, size)
         if query.block_tokens % CELL_TOKENS:
             reasons.append(
                 f"--block-size must be a multiple of {CELL_TOKENS}, it is {query.block_tokens}"
