@@ -175,8 +175,8 @@ void store_packed_key(const PackedCell& parts, char* cell, float* x, int64_t siz
   for (int64_t g = 0; g < size / kGroup; ++g, groups += 2 * kCell) {
     narrow_group(x + g * kGroup, factor, groups, groups + kCell, q);
     char* to = cell + g * kPackedGroup + at * 2;
-    for (int d = 0; d < kGroup; d += 4, to += kRowBytes)
-      for (int i = 0; i < 2; ++i) to[i] = static_cast<char>(q[d + i] | q[d + 2 + i] << 4);
+    for (int d = 0; d < kCell; ++d)
+      to[d / 2 * kRowBytes + d % 2] = static_cast<char>(q[d] | q[d + kCell] << 4);
   }
 }
 

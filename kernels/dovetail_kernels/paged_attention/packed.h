@@ -10,9 +10,8 @@
 // its own. The first key of a cell itself is stored in 8 bits. KIVI and KVQuant remove that part by
 // statistics per channel, which would need many tokens before the first can be stored.
 //
-// A stored cell: keys [D / 32][8][16 keys][2], where a byte's upper half belongs to the numbers two
-// further on, or [D / 2][16][2] in 8 bits; values [D / 32][8][16 columns][2 keys], the upper half 16
-// columns further on; for keys of 4 bits, then for values, [D / 32] times 16 steps and 16 offsets; the
+// A stored cell: keys [D / 32][8][16 keys][2], or [D / 2][16][2] in 8 bits; values
+// [D / 32][8][16 columns][2 keys]; a byte's upper half is the number 16 further on in D; for keys of 4 bits, then for values, [D / 32] times 16 steps and 16 offsets; the
 // first key [D] with keys of 4 bits; scales [2][16] float.
 // Sources: Liu et al., KIVI, 2024; Hooper et al., KVQuant, 2024; Ashkboos et al., QuaRot, 2024.
 #pragma once
@@ -26,36 +25,38 @@ namespace dt {
 namespace DT_ISA {
 namespace attention {
 
-constexpr int kRowBytes = 2 * kCell;           // two numbers of 16 keys, or 16 of two
-constexpr int kGroupRows = kGroup / 2;         // rows of keys, or of two panels of values
+constexpr int kRowBytes = 2 * kCell;              // two numbers of 16 keys, or 16 of two
 constexpr int kPackedGroup = kCell * kGroup / 2;  // bytes
 
+#pragma GCC diagnostic ignored "-Wpsabi"  // all that takes such vectors is inlined
 typedef uint16_t Words __attribute__((vector_size(kRowBytes)));
 typedef uint8_t Bytes __attribute__((vector_size(kRowBytes)));
+typedef uint8_t Half __attribute__((vector_size(kCell)));
 
 DT_INLINE Words load_words(const void* from) {
   Words x;
   memcpy(&x, from, kRowBytes);
   return x;
 }
+DT_INLINE Words widen_bytes(const void* from) {
+  Half x;
+  memcpy(&x, from, kCell);
+  return __builtin_convertvector(x, Words);
+}
 // to = products + offsets, byte by byte. A product of a byte is at most 15 * 17, so none carries.
-DT_INLINE void store_bytes(char* to, Words products, Words offsets) {
+DT_INLINE void store_bytes(char* to, const Words& products, const Words& offsets) {
   const Bytes x = (Bytes)products + (Bytes)offsets;
   memcpy(to, &x, kRowBytes);
 }
 
-// 32 numbers of each of 16 keys. Shapes: from [8][32 bytes], groups [2][16] -> to [16][32 bytes]
+// 32 numbers of each of 16 keys. Shapes: from [8][32 bytes], groups [2][16] -> to [2][8][32 bytes]
 DT_INLINE void unpack_keys(const char* from, const uint8_t* groups, char* to) {
-  uint16_t step[kCell], offset[kCell];
-  for (int i = 0; i < kCell; ++i) {
-    step[i] = groups[i];
-    offset[i] = static_cast<uint16_t>(groups[kCell + i] * 257);
-  }
-  const Words steps = load_words(step), offsets = load_words(offset);
-  for (int j = 0; j < kGroupRows / 2; ++j, to += 2 * kRowBytes) {
-    const Words x = load_words(from + j * kRowBytes);
-    store_bytes(to, (x & 0x0f0f) * steps, offsets);
-    store_bytes(to + kRowBytes, ((x >> 4) & 0x0f0f) * steps, offsets);
+  const Words steps = widen_bytes(groups), offset = widen_bytes(groups + kCell);
+  const Words offsets = offset | offset << 8;
+  for (int at = 0; at < kPackedGroup; at += kRowBytes) {
+    const Words x = load_words(from + at);
+    store_bytes(to + at, (x & 0x0f0f) * steps, offsets);
+    store_bytes(to + kPackedGroup + at, ((x >> 4) & 0x0f0f) * steps, offsets);
   }
 }
 
@@ -67,7 +68,7 @@ DT_INLINE void unpack_values(const char* from, const uint8_t* groups, char* to) 
     const Words offsets = Words{} + static_cast<uint16_t>(offset[0] | offset[1] << 8);
     const Words x = load_words(from + j * kRowBytes), y = x >> 4;
     store_bytes(to, (x & 0x000f) * even + (x & 0x0f00) * odd, offsets);
-    store_bytes(to + kCell * kCell, (y & 0x000f) * even + (y & 0x0f00) * odd, offsets);
+    store_bytes(to + kPackedGroup, (y & 0x000f) * even + (y & 0x0f00) * odd, offsets);
   }
 }
 
