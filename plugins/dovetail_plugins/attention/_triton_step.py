@@ -133,7 +133,9 @@ def parts_of(
         return stored, None, (8, 8)
     bits = bits_of(width, size)
     if bits != (8, 8):
-        return *packed_parts_of(stored.movedim(1, 0).flatten(1), bits, block_tokens, heads, size), bits
+        return *packed_parts_of(
+            stored.movedim(1, 0).flatten(1), bits, block_tokens, heads, size
+        ), bits
     count = block_tokens * heads
     blocks = stored.flatten(2)
     numbers = blocks[..., : count * size].unflatten(-1, (block_tokens, heads, size))

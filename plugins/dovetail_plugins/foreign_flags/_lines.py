@@ -1,11 +1,11 @@
 """Makes the table with which a command line of another server is written as `dovetail serve`.
 
 A table is plain data: `programs` are the words that start the server, `flags` the spelling of each
-flag -> its row, `defaults` [spellings, our words, why] where its default differs from ours, `joined` what a flag of
-ours is if several of theirs gave it several values (sorted, with blanks between). A row
-has what the flag `takes` (value, list or switch), our words with {} for its value (`here`), our
-words by value (`values`), and a `note`. A row without our words changes nothing, or, with `absent`,
-asks for what is not here.
+flag -> its row, `defaults` [spellings, our words, why] where its default differs from ours,
+`joined` the value of a flag of ours that several of theirs gave values (sorted, with blanks
+between). A row has what the flag `takes` (value, list or switch), our words with {} for its value
+(`here`), our words by value (`values`), and a `note`. A row without our words changes nothing, or,
+with `absent`, asks for what is not here.
 """
 
 from __future__ import annotations

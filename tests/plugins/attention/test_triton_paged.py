@@ -350,7 +350,9 @@ def model(path: str) -> None:
 
 
 if __name__ == "__main__":
-    named = {scene.__name__: scene for scene in (bits, spans, padding, int8, packed, nan, log_sum_exps)}
+    named = {
+        scene.__name__: scene for scene in (bits, spans, padding, int8, packed, nan, log_sum_exps)
+    }
     if sys.argv[1] == "model":
         for path in sys.argv[2:]:
             model(path)
