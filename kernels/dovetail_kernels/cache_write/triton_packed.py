@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.paged_attention.triton_packed import _groups_at, _values_at, first_at
+from dovetail_kernels.paged_attention.triton_packed import first_start, groups_start, values_start
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _kernel(
             if BITS == 84:
                 firsts = block + (place // 16 * 16 * KV_HEADS + wide) * SIZE + at
             else:
-                start = first_at(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+                start = first_start(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
                 firsts = block + start + cell * SIZE + at
             if not IS_FIRST:
                 first_scale = tl.load(
@@ -111,7 +111,7 @@ def _kernel(
                 tl.store(target, _round(low).to(tl.int8), mask=inside)
                 tl.store(target + 16, _round(high).to(tl.int8), mask=inside)
             else:
-                groups = _groups_at(False, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+                groups = groups_start(False, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
                 groups_at = block + groups + line * (SIZE // 16) + group
                 numbers_at = block + line * (SIZE // 2) + byte
                 _store_grouped(low, high, numbers_at, groups_at, inside, group_inside, SIZE)
@@ -123,9 +123,9 @@ def _kernel(
             tl.store(scale_at + half_scales, scale, mask=head < KV_HEADS)
             low = _quotient(low, _divisor(scale))
             high = _quotient(high, _divisor(scale))
-            groups = _groups_at(True, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+            groups = groups_start(True, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
             groups_at = block + groups + line * (SIZE // 16) + group
-            start = _values_at(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+            start = values_start(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
             numbers_at = block + start + line * (SIZE // 2) + byte
             _store_grouped(low, high, numbers_at, groups_at, inside, group_inside, SIZE)
 

@@ -14,27 +14,27 @@ import triton.language as tl
 
 
 @triton.jit
-def _values_at(BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
+def values_start(BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
                BITS: tl.constexpr):  # fmt: skip
     """Return where a block's value numbers begin."""
     return BLOCK_TOKENS * KV_HEADS * (SIZE if BITS == 84 else SIZE // 2)
 
 
 @triton.jit
-def _groups_at(IS_VALUES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr,
+def groups_start(IS_VALUES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr,
                SIZE: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
     """Return where a block's steps and offsets of keys, or of values, begin."""
-    start = _values_at(BLOCK_TOKENS, KV_HEADS, SIZE, BITS) + BLOCK_TOKENS * KV_HEADS * SIZE // 2
+    start = values_start(BLOCK_TOKENS, KV_HEADS, SIZE, BITS) + BLOCK_TOKENS * KV_HEADS * SIZE // 2
     if IS_VALUES and BITS == 44:
         start += BLOCK_TOKENS * KV_HEADS * (SIZE // 16)
     return start
 
 
 @triton.jit
-def first_at(BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
+def first_start(BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
              BITS: tl.constexpr):  # fmt: skip
     """Return where a block's first keys begin, with keys of 4 bits."""
-    return (_groups_at(True, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+    return (groups_start(True, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
             + BLOCK_TOKENS * KV_HEADS * (SIZE // 16))  # fmt: skip
 
 
@@ -44,12 +44,12 @@ def _numbers(
     KV_HEADS: tl.constexpr, SIZE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Return numbers of 4 bits as whole numbers of 8. Shapes: place and line [KEYS], at [WIDE]"""
-    start = _values_at(BLOCK_TOKENS, KV_HEADS, SIZE, BITS) if IS_VALUES else 0
+    start = values_start(BLOCK_TOKENS, KV_HEADS, SIZE, BITS) if IS_VALUES else 0
     byte = at // 32 * 16 + at % 16
     where = place[:, None] + start + (line * (SIZE // 2))[:, None] + byte[None, :]
     both = tl.load(where, mask=inside, other=0).to(tl.int32) & 255
     q = (both >> (at % 32 // 16 * 4)[None, :]) & 15
-    groups = _groups_at(IS_VALUES, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+    groups = groups_start(IS_VALUES, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
     where = place[:, None] + groups + (line * (SIZE // 16))[:, None] + (at // 32)[None, :]
     step = tl.load(where, mask=inside, other=0).to(tl.int32)
     offset = tl.load(where + SIZE // 32, mask=inside, other=0).to(tl.int32)
@@ -81,7 +81,7 @@ def packed_keys(
     cell = line - ahead * KV_HEADS
     if BITS == 44:
         cell = cell // KV_HEADS // 16 * KV_HEADS + cell % KV_HEADS
-        firsts = place + first_at(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+        firsts = place + first_start(BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
         x = _numbers(place, line, at, inside, False, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
     else:
         firsts = place
