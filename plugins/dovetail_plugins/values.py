@@ -43,6 +43,14 @@ MAMBA_CACHE_DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", va
 KV_CACHE_DTYPE_INT8 = Value(
     summary="8 bits, a scale per token and kv head (native_cpu, triton)", value="int8"
 )
+KV_CACHE_DTYPE_K8V4 = Value(
+    summary="keys in 8 bits, values in 4: 6.25 bits and a scale, closer than int8 (native_cpu)",
+    value="k8v4",
+)
+KV_CACHE_DTYPE_INT4 = Value(
+    summary="4 bits, a step per 32 numbers: 4.75 bits and a scale, less exact (native_cpu)",
+    value="int4",
+)
 KV_CACHE_DTYPE_FP8 = Value(summary="the same as fp8_e4m3", value="float8_e4m3fn")
 KV_CACHE_DTYPE_FP8_E4M3 = Value(
     summary="8 bits: 4 exponent, 3 mantissa, up to 448; a scale per layer for keys and for values",

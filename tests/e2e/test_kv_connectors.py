@@ -43,13 +43,15 @@ FAMILIES = (
 )
 """Plain, with windows, with both, latents, states, both of these in two ways."""
 CONNECTORS = ("memory", "folder", "shared_storage", "multi", "p2p")
-TYPES = {"auto": FAMILIES, "fp8": FAMILIES[:3], "int8": FAMILIES[:3]}
+TYPES = {"auto": FAMILIES} | dict.fromkeys(("fp8", "int8", "k8v4", "int4"), FAMILIES[:3])
 """Which families are tried with which types of the cache."""
+WIDTHS = {"int8": 16, "k8v4": 32, "int4": 32}
+"""Head sizes that these types of the native kernel need at least."""
 SAMPLE = [
     ("LlamaForCausalLM", "folder", "auto", 1),
-    ("LlamaForCausalLM", "p2p", "int8", 1),
+    ("LlamaForCausalLM", "p2p", "k8v4", 1),
     ("MistralForCausalLM", "memory", "fp8", 1),
-    ("Gemma3ForCausalLM", "multi", "auto", 1),
+    ("Gemma3ForCausalLM", "multi", "int4", 1),
     ("DeepseekV2ForCausalLM", "shared_storage", "auto", 1),
     ("MambaForCausalLM", "p2p", "auto", 1),
     ("Lfm2ForCausalLM", "memory", "auto", 1),
@@ -98,8 +100,8 @@ def flag_of(connector: str, folder: Path) -> dict[str, Any]:
 def test_blocks_come_back_bit_by_bit(
     family: str, connector: str, dtype: str, ranks: int, paths: Paths, tmp_path: Path
 ) -> None:
-    wide = {"head_dim": 16} if dtype == "int8" else {}  # for the native kernel
-    size = 16 if dtype == "int8" else 8
+    wide = {"head_dim": WIDTHS[dtype]} if dtype in WIDTHS else {}
+    size = 16 if dtype in WIDTHS else 8
     model = {"model": str(paths(family, **wide)), **ENGINE, "block_size": size}
     model["kv_cache_dtype"] = dtype
     with LLM(**model) as llm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail_kernels.integer_caches import BITS
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -22,7 +23,7 @@ DTYPES = {
         torch.uint8,
         torch.bool,
     )
-}
+} | dict.fromkeys(BITS, torch.int8)
 
 
 def dtype_of(name: str) -> torch.dtype:

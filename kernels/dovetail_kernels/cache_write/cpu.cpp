@@ -5,7 +5,7 @@
 // 8-bit float become its largest. Kind::narrow(x, by) is x / by in an 8-bit float, x * by in int8
 // and x in any other.
 
-#include "paged_attention/layout.h"
+#include "paged_attention/packed.h"
 #include "paged_attention/rotate.h"
 #include "pool.h"
 #include "vector.h"
@@ -136,6 +136,82 @@ void store_run(const AttentionArgs& args, const Layout& layout, const Run& run, 
   }
 }
 
+// A key becomes its difference from the first of its cell if that is smaller; returns the scale as it
+// is stored, which then has its sign bit set, and the factor that brings x into -127 .. 127.
+DT_INLINE float make_difference(const float* first, int64_t size, float* x, float* factor) {
+  float scale, other, difference[kMaxHeadSize];
+  *factor = int8_factor(x, size, &scale);
+  for (int64_t d = 0; d < size; d += kLanes) store(difference + d, sub(load(x + d), load(first + d)));
+  const float its = int8_factor(difference, size, &other);
+  if (!(other < scale)) return scale;  // NaN where a number is not finite
+  memcpy(x, difference, size * sizeof(float));
+  *factor = its;
+  return from_bits(to_bits(other) | 0x80000000);
+}
+
+// What is stored of the cell's first key, as a float. Its numbers are `gap` pairs of bytes apart.
+DT_INLINE void widen_first(const int8_t* pairs, int64_t gap, float scale, int64_t size, float* to) {
+  for (int64_t d = 0; d < size; ++d)
+    to[d] = static_cast<float>(pairs[d / 2 * 2 * gap + d % 2]) * scale;
+}
+
+// The key in place `at` of a cell. Mutates: x
+void store_packed_key(const PackedCell& parts, char* cell, float* x, int64_t size, int64_t at,
+                      float* first) {
+  float* scale = reinterpret_cast<float*>(cell + parts.scales_at) + at;
+  float factor;
+  if (at > 0) *scale = make_difference(first, size, x, &factor);
+  else factor = int8_factor(x, size, scale);
+  const bool is_whole = at == 0 || parts.has_whole_keys;
+  const int64_t gap = parts.has_whole_keys ? kCell : 1;
+  int8_t* whole = reinterpret_cast<int8_t*>(cell + (parts.has_whole_keys ? at * 2 : parts.first_at));
+  if (is_whole)
+    for (int64_t d = 0; d < size; ++d)
+      whole[d / 2 * 2 * gap + d % 2] = Int8::narrow(x[d], factor);
+  if (at == 0) widen_first(whole, gap, *scale, size, first);
+  if (is_whole) return;
+  uint8_t* groups = reinterpret_cast<uint8_t*>(cell + parts.key_groups_at) + at;
+  uint8_t q[kGroup];
+  for (int64_t g = 0; g < size / kGroup; ++g, groups += 2 * kCell) {
+    narrow_group(x + g * kGroup, factor, groups, groups + kCell, q);
+    char* to = cell + g * kPackedGroup + at * 2;
+    for (int d = 0; d < kCell; ++d)
+      to[d / 2 * kRowBytes + d % 2] = static_cast<char>(q[d] | q[d + kCell] << 4);
+  }
+}
+
+void store_packed_value(const PackedCell& parts, char* cell, const float* x, int64_t size, int64_t at) {
+  const float factor =
+      int8_factor(x, size, reinterpret_cast<float*>(cell + parts.scales_at) + kCell + at);
+  uint8_t* groups = reinterpret_cast<uint8_t*>(cell + parts.value_groups_at) + at;
+  uint8_t q[kGroup];
+  for (int64_t g = 0; g < size / kGroup; ++g, groups += 2 * kCell) {
+    narrow_group(x + g * kGroup, factor, groups, groups + kCell, q);
+    char* to = cell + parts.values_at + g * kPackedGroup + at / 2 * kRowBytes + at % 2;
+    for (int c = 0; c < kCell; ++c) to[2 * c] = static_cast<char>(q[c] | q[c + kCell] << 4);
+  }
+}
+
+void store_packed(const AttentionArgs& args, const Layout& layout, const Run& run, int64_t head) {
+  const int64_t size = args.head_size, key = run.offset % kCell;
+  const PackedCell parts(args.format, size);
+  char* cell = layout.cell(args.cache, run.block, head, run.offset);
+  const float scale = *reinterpret_cast<float*>(cell + parts.scales_at);
+  const bool is_whole = parts.has_whole_keys;
+  float x[kMaxHeadSize], first[kMaxHeadSize];
+  if (key > 0)
+    widen_first(reinterpret_cast<int8_t*>(cell + (is_whole ? 0 : parts.first_at)),
+                is_whole ? kCell : 1, scale, size, first);
+  for (int64_t i = 0; i < run.count; ++i) {
+    const float* k = args.k + (run.first + i) * args.k_stride + head * size;
+    if (args.rotates) rotate(k, size, 1.0f, x);
+    else memcpy(x, k, size * sizeof(float));
+    store_packed_key(parts, cell, x, size, key + i, first);
+    store_packed_value(parts, cell, args.v + (run.first + i) * args.v_stride + head * size, size,
+                       key + i);
+  }
+}
+
 void store_run_of(const AttentionArgs& args, const Layout& layout, const Run& run, int64_t head) {
   switch (args.format) {
     case kKvFloat32: return store_run<Float32, false>(args, layout, run, head);
@@ -144,7 +220,18 @@ void store_run_of(const AttentionArgs& args, const Layout& layout, const Run& ru
     case kKvE4m3: return store_run<E4m3, true>(args, layout, run, head);
     case kKvE5m2: return store_run<E5m2, true>(args, layout, run, head);
     case kKvInt8: return store_run<Int8, true>(args, layout, run, head);
+    case kKvK8V4:
+    case kKvInt4: return store_packed(args, layout, run, head);
   }
+}
+
+// The first token from `token` on that does not go behind the one before it into the same cell: keys
+// that may differ from one first key are stored by one thread, in order.
+int64_t next_run(const AttentionArgs& args, int64_t token, int64_t tokens) {
+  while (token > 0 && token < tokens && args.slots[token] % kCell != 0 &&
+         args.slots[token] == args.slots[token - 1] + 1)
+    ++token;
+  return token < tokens ? token : tokens;
 }
 
 // Tokens first .. last - 1, those of one cell together.
@@ -169,8 +256,8 @@ void write_cache(const AttentionArgs& args) {
   if (tokens * args.num_kv_heads * args.head_size < kAloneFloats)
     return store_tokens(args, layout, 0, tokens);
   parallel((tokens + kCell - 1) / kCell, [&](int64_t task) {
-    const int64_t first = task * kCell;
-    store_tokens(args, layout, first, first + kCell < tokens ? first + kCell : tokens);
+    store_tokens(args, layout, next_run(args, task * kCell, tokens),
+                 next_run(args, (task + 1) * kCell, tokens));
   });
 }
 

@@ -7,8 +7,9 @@ when causal, only keys of its own chunk: j // chunk = p // chunk. With s = scale
 out = sum_j softmax(s)_j v_j; a head's sink logit adds exp(sink) to the softmax's denominator.
 
 The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head,
-8-bit floats with one of all keys and one of all values: a value is number times scale. With a cache
-in bfloat16 or 8-bit floats, `may_round` lets an implementation round q and softmax_j to bfloat16.
+8-bit floats with one of all keys and one of all values: a value is number times scale. A scale with
+its sign bit set says that its key is a difference from the first key of its 16. With a cache in
+bfloat16 or 8-bit floats, `may_round` lets an implementation round q and softmax_j to bfloat16.
 
 Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
 query_start [R + 1] int32, seq_lens [R] int32, sinks [H], alibi_slopes [H], bias [H, 2 M - 1]

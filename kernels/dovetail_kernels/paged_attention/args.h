@@ -40,4 +40,5 @@ struct AttentionArgs {
 
 enum KvFormat : int32_t {
   kKvFloat32 = 0, kKvBfloat16 = 1, kKvFloat16 = 2, kKvE4m3 = 3, kKvE5m2 = 4, kKvInt8 = 5,
+  kKvK8V4 = 6, kKvInt4 = 7,  // packed.h
 };

@@ -6,6 +6,7 @@
 // first partition to last, and so are the bits.
 #pragma once
 
+#include "paged_attention/packed.h"
 #include "paged_attention/rotate.h"
 #include "paged_attention/tiles.h"
 #include "pool.h"
@@ -37,6 +38,7 @@ struct Plan {
   const AttentionArgs* args;
   float score_scale, value_scale;  // of products with what the cache holds
   Layout layout;
+  int64_t is_packed;   // 1 where cells are unpacked first
   int64_t group;       // query heads of a kv head
   int64_t unit_rows;   // rows of the largest unit
   Unit* units;
@@ -181,6 +183,8 @@ inline void finish(const Plan& plan, const Unit& unit, int64_t head, const State
   }
 }
 
+DT_INLINE int64_t unpacked_bytes(const Plan& plan) { return plan.layout.scales_at + 2 * kCell * 4; }
+
 // A thread's memory for one piece.
 struct Room {
   int64_t tiles;
@@ -190,6 +194,8 @@ struct Room {
   float* q_scales;        // [tiles][kMaxRows]
   float *state, *values, *scores;
   int32_t* weights16;
+  char* cells;      // [kCells] of int8, where those stored are packed
+  uint32_t* masks;  // [kPartition]
 };
 
 DT_INLINE bool get_room(const Plan& plan, Room* room) {
@@ -198,13 +204,14 @@ DT_INLINE bool get_room(const Plan& plan, Room* room) {
   const int64_t counts[] = {rows * 8, rows * 8, rows * static_cast<int64_t>(sizeof(Added)),
                             room->tiles * kMaxRows * kQueryRow * 4, room->tiles * kMaxRows * 4,
                             rows * (size + 2) * 4, kMaxRows * size * 4, kMaxRows * kPartition * 4,
-                            kMaxRows * kPartition * 2};
+                            kMaxRows * kPartition * 2, plan.is_packed * unpacked_bytes(plan) * kCells,
+                            plan.is_packed * kPartition * 4};
   int64_t bytes = 0;
   for (const int64_t count : counts) bytes += divide_up(count, 64) * 64;
   char* at = static_cast<char*>(scratch(0, bytes));
   if (!at) return false;
-  char* places[9];
-  for (int i = 0; i < 9; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
+  char* places[11];
+  for (int i = 0; i < 11; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
   room->first = reinterpret_cast<int64_t*>(places[0]);
   room->last = reinterpret_cast<int64_t*>(places[1]);
   room->added = reinterpret_cast<Added*>(places[2]);
@@ -214,6 +221,8 @@ DT_INLINE bool get_room(const Plan& plan, Room* room) {
   room->values = reinterpret_cast<float*>(places[6]);
   room->scores = reinterpret_cast<float*>(places[7]);
   room->weights16 = reinterpret_cast<int32_t*>(places[8]);
+  room->cells = places[9];
+  room->masks = reinterpret_cast<uint32_t*>(places[10]);
   return true;
 }
 
@@ -297,6 +306,23 @@ DT_INLINE void find_cells(const Plan& plan, const Unit& unit, int64_t head, int6
   }
 }
 
+// Unpacks the cells of a partition that the unit sees, and points to them.
+inline void unpack_partition(const Plan& plan, const Unit& unit, int64_t base, const Room& room,
+                             Context* context) {
+  const int64_t size = plan.args->head_size, most = base + kPartition;
+  const PackedCell cell(plan.args->format, size);
+  const int64_t end = unit.end_key < most ? unit.end_key : most;
+  int64_t key = unit.first_key / kCell * kCell;
+  for (key = key > base ? key : base; key < end; key += kCell) {
+    const int64_t c = (key - base) / kCell;
+    char* to = room.cells + c * unpacked_bytes(plan);
+    if (key + kCell < end)
+      for (int64_t b = 0; b < cell.bytes; b += 64) __builtin_prefetch(context->cells[c + 1] + b, 0, 3);
+    unpack_cell(context->cells[c], cell, plan.layout, size, to, room.masks + c * kCell);
+    context->cells[c] = to;
+  }
+}
+
 // Merges the partitions of a divided unit, in order.
 inline void merge_parts(const Plan& plan, const Unit& unit, int64_t head, float* parts,
                         const State& state) {
@@ -324,6 +350,7 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
   context.head_size = size;
   context.layout = plan.layout;
   context.soft_cap = args.soft_cap;
+  context.masks = plan.is_packed ? room.masks : nullptr;
   const State state = state_at(room.state, rows, size);
   for (int64_t i = 0; i < rows; ++i) state.total[i] = 0;
   pack_queries<F>(plan, unit, piece.head, room);
@@ -334,6 +361,9 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
       find_cells(plan, unit, piece.head, (p + 1) * kPartition, context.next);
     else if (after)
       find_cells(plan, plan.units[after->unit], after->head, after->first * kPartition, context.next);
+    if constexpr (!F::has_float_sums) {
+      if (plan.is_packed) unpack_partition(plan, unit, p * kPartition, room, &context);
+    }
     for (int64_t t = 0; t < tiles.count; ++t) {
       const int64_t start = tiles.first(t);
       Tile tile;
@@ -374,6 +404,7 @@ int attend(const AttentionArgs& args) {
   plan.score_scale = args.scale * args.k_scale * F::unit;
   plan.value_scale = args.v_scale * F::unit;
   plan.layout = Layout(args);
+  plan.is_packed = is_packed(args.format);
   plan.group = args.num_heads / args.num_kv_heads;
   plan.unit_rows = plan.group > kUnitRows ? plan.group : kUnitRows / plan.group * plan.group;
   const int64_t most = plan.unit_rows / plan.group, heads = args.num_kv_heads;

@@ -54,7 +54,9 @@ DT_KERNEL(paged_attention, AttentionArgs) {
     case kKvFloat16: return attend_half(args);
     case kKvE4m3:
     case kKvE5m2: return attend_float8(args);
-    case kKvInt8: return attend_int8(args);
+    case kKvInt8:
+    case kKvK8V4:
+    case kKvInt4: return attend_int8(args);
     default: return 2;
   }
 }

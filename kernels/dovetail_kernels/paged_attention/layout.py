@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-CELL_TOKENS = 16
+from dovetail_kernels.integer_caches import BITS, CELL_TOKENS, SCALE_BYTES, bits_of
+
 FORMATS = (
     torch.float32,
     torch.bfloat16,
@@ -18,8 +19,15 @@ FORMATS = (
 )
 """Number types of the cache, in the order of KvFormat."""
 PAIRED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-SCALE_BYTES = 4
-"""Bytes per int8 key, and per value, for its scale."""
+INTEGERS = {BITS["int8"]: 5, BITS["k8v4"]: 6, BITS["int4"]: 7}
+"""Bits of keys and values -> KvFormat of a cache whose type in torch is int8."""
+
+
+def format_of(dtype: torch.dtype, stored_size: int, head_size: int) -> int:
+    """Return the KvFormat of a cache, by what a key of `head_size` numbers takes."""
+    if dtype is torch.int8:
+        return INTEGERS[bits_of(stored_size, head_size)]
+    return FORMATS.index(dtype)
 
 
 def cache_shape(

@@ -13,7 +13,7 @@ import torch
 
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.op import Arguments
-from dovetail_kernels.paged_attention.layout import CELL_TOKENS, FORMATS, pack
+from dovetail_kernels.paged_attention.layout import CELL_TOKENS, FORMATS, format_of, pack
 from dovetail_kernels.paged_attention.step import PagedStep
 
 MAX_HEAD_SIZE = 512
@@ -143,7 +143,8 @@ class Step(PagedStep):
             args.written = len(k)
         else:
             args.k = args.v = None
-        args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
+        args.cache = cache.data_ptr()
+        args.format = format_of(cache.dtype, cache.shape[-1], q.shape[-1])
         args.block_bytes = cache.stride(0) * cache.itemsize
         args.sinks = None if sinks is None else sinks.data_ptr()
         args.lse = None if lse is None else lse.data_ptr()

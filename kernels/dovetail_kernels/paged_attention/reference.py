@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from dovetail_kernels.paged_attention.integers import widened
+
 
 def reference(
     q: torch.Tensor,
@@ -32,7 +34,7 @@ def reference(
     [H, 2 M - 1], alibi_slopes [H] -> [T, H, D]
     """
     if scales is not None:
-        cache = cache.float() * scales.float().unsqueeze(-1)
+        cache = widened(cache, scales)
     if (k_scale, v_scale) != (1.0, 1.0):
         cache = torch.stack([cache[0].float() * k_scale, cache[1].float() * v_scale])
     out = torch.empty_like(q)

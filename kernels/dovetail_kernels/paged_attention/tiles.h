@@ -77,6 +77,7 @@ struct Context {
   Layout layout;
   float soft_cap;
   const char* cells[kCells];  // those of the partition that are seen by some row
+  const uint32_t* masks;      // [kPartition] all bits: the score of the cell's first key is added; or null
   const char* next[kCells];   // those of the partition after it, or what is there already
 };
 
@@ -227,6 +228,15 @@ DT_INLINE void add_positions(float* s, int first, int last, int64_t base, const 
   Vec past = add(load(kCounted), set1(static_cast<float>(base + begin - added.position)));
   for (int k = begin; k < last; k += kLanes, past = add(past, set1(kLanes)))
     store(s + k, fma(slope, min(past, sub(zero(), past)), load(s + k)));
+}
+
+// Adds the score of a cell's first key to those of keys that are stored as differences from it.
+DT_INLINE void add_first(float* s, const uint32_t* masks, int first, int end) {
+  for (int c = first; c < end; c += kCell) {
+    const IVec own = iset1(static_cast<int32_t>(to_bits(s[c])));
+    for (int k = c; k < c + kCell; k += kLanes)
+      store(s + k, add(load(s + k), as_float(iand(iload(masks + k), own))));
+  }
 }
 
 // A row's scores of keys first .. last - 1 become e^(s - top), those beside them in its cells 0.
@@ -445,6 +455,10 @@ void attend_partition(const Context& context, Tile& tile, int64_t base) {
     const Span own = seen(tile, i, base);
     if (own.empty()) continue;
     float* scores = tile.scores + i * kPartition;
+    if constexpr (!F::has_float_sums) {
+      if (context.masks)
+        add_first(scores, context.masks, own.first / kCell * kCell, (own.last + kCell - 1) / kCell * kCell);
+    }
     if (tile.added) add_positions(scores, own.first, own.last, base, tile.added[i]);
     weigh<F>(scores, tile.weights16 + i * (kPartition / 2), own.first, own.last, context.soft_cap,
              &tile.top[i], &tile.total[i]);

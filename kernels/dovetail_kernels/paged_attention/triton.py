@@ -135,9 +135,12 @@ def attend(
     scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    bits: tuple[int, int] = (8, 8),
 ) -> torch.Tensor:
     """Return the attended values. Tokens and heads of q may be strided; a row of length 0 gets 0.
-    `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's.
+    `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's. With scales
+    `bits` are those of keys and values (see `integer_caches`); of fewer than 8, cache and scales
+    come from `triton_packed.parts_of`.
 
     Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1], seq_lens
     [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].
@@ -145,7 +148,7 @@ def attend(
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows = (block_table, query_start, seq_lens)
-    launch = _Launch(q, out, cache, rows, rules, sinks, scales, lse, slopes)
+    launch = _Launch(q, out, cache, rows, rules, sinks, scales, lse, slopes, bits)
     if extent.max_query_tokens > 1:
         launch.prefill(extent.max_seq_tokens)
     if extent.has_decodes:
@@ -167,6 +170,7 @@ class _Launch:
         scales: torch.Tensor | None,
         lse: torch.Tensor | None,
         slopes: torch.Tensor | None,
+        bits: tuple[int, int],
     ) -> None:
         self.q, self.out, self.cache, self.sinks, self.scales = q, out, cache, sinks, scales
         self.lse, self.slopes = lse, slopes
@@ -194,7 +198,7 @@ class _Launch:
             "BLOCK_TOKENS": cache.shape[2],
             "HAS_CAP": rules.soft_cap is not None,
             "HAS_SLOPES": slopes is not None,
-            "HAS_SCALES": scales is not None,
+            "BITS": 0 if scales is None else 10 * bits[0] + bits[1],
             "DTYPE": DTYPES[self.dtype],
         }
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dovetail_kernels.paged_attention.triton_packed import packed_keys, packed_values
+
 
 @triton.jit
 def _row_of(tile, query_start, num_rows, QUERIES: tl.constexpr):
@@ -59,16 +61,18 @@ def _first_seen(position, window, REACH: tl.constexpr):
 def _walk(
     q, acc, total, maximum, positions, start, stop, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, slope, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window, kv_head,
+    KV_HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the running sums after the keys start .. stop - 1. Only those from `low` to before
     `end` may be read; with IS_MASKED the others are masked.
 
     `maximum` is the largest product so far, without score_scale, or, under a cap or slopes, the
     largest score. Scores are exponents of 2. `slope` is of each line, as score_scale makes scores.
+    `BITS`: 0 for floats, else ten times the bits of a key's number plus those of a value's.
     """
     at, step = tl.arange(0, WIDE), tl.arange(0, KEYS)
     block = _blocks(table, start + step, low, end, BLOCK_TOKENS)
@@ -83,12 +87,19 @@ def _walk(
         place = block.to(tl.int64) * block_stride + (key % BLOCK_TOKENS) * token_stride
         beside = block.to(tl.int64) * block_scales + (key % BLOCK_TOKENS) * token_scales
         where = place[:, None] + at[None, :]
-        if IS_MASKED or SIZE < WIDE:
+        if BITS == 44 or BITS == 84:
+            place = keys_at + block.to(tl.int64) * block_stride
+            line = (key % BLOCK_TOKENS) * KV_HEADS + kv_head
+            k = packed_keys(
+                place, line, key, key_scales + beside, token_scales, at, inside, is_there,
+                BLOCK_TOKENS, KV_HEADS, SIZE, BITS,
+            )  # fmt: skip
+        elif IS_MASKED or SIZE < WIDE:
             k = tl.load(keys_at + where, mask=inside, other=0.0)
         else:
             k = tl.load(keys_at + where)
         scores = tl.dot(q, tl.trans(k.to(DTYPE)), input_precision="ieee")
-        if HAS_SCALES:
+        if BITS == 88:
             scores *= tl.load(key_scales + beside, mask=is_there, other=0.0)[None, :]
         factor = score_scale
         if HAS_SLOPES:
@@ -117,9 +128,11 @@ def _walk(
         fade = tl.exp2(maximum * factor - level)
         total = total * fade + tl.sum(weights, axis=1)
         acc = acc * fade[:, None]
-        if HAS_SCALES:
+        if BITS > 0:
             weights *= tl.load(value_scales + beside, mask=is_there, other=0.0)[None, :]
-        if IS_MASKED or SIZE < WIDE:
+        if BITS == 44 or BITS == 84:
+            v = packed_values(place, line, at, inside, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)
+        elif IS_MASKED or SIZE < WIDE:
             v = tl.load(values_at + where, mask=inside, other=0.0)
         else:
             v = tl.load(values_at + where)
@@ -158,10 +171,11 @@ def _sum_with_sinks(
 def _span(
     q, positions, here, there, plain, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
-    block_scales, token_scales, score_scale, soft_cap, slope, window,
+    block_scales, token_scales, score_scale, soft_cap, slope, window, kv_head,
+    KV_HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     LANES: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return the sums over the keys here .. there - 1, and the largest score. All queries see those
     before `plain`."""
@@ -174,16 +188,16 @@ def _span(
             q, acc, total, maximum, positions, here, plain, 0, end,
             keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
             block_scales, token_scales, score_scale, soft_cap, slope, window,
-            BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
-            HAS_SCALES, DTYPE,
+            kv_head, KV_HEADS, BLOCK_TOKENS, KEYS, SIZE, WIDE,
+            False, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES, BITS, DTYPE,
         )  # fmt: skip
         here = tl.maximum(here, plain)
     acc, total, maximum = _walk(
         q, acc, total, maximum, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
         keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
         block_scales, token_scales, score_scale, soft_cap, slope, window,
-        BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
-        HAS_SCALES, DTYPE,
+        kv_head, KV_HEADS, BLOCK_TOKENS, KEYS, SIZE, WIDE,
+        True, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES, BITS, DTYPE,
     )  # fmt: skip
     if not (HAS_CAP or HAS_SLOPES):
         maximum = maximum * score_scale
@@ -271,7 +285,7 @@ def prefill(
     KEYS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, IS_CAUSAL: tl.constexpr,
     REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    BITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
     LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
@@ -301,7 +315,7 @@ def prefill(
         keys_at = cache + kv_head.to(tl.int64) * head_stride
         values_at = keys_at + half_stride
         key_scales, value_scales = cache, cache
-        if HAS_SCALES:
+        if BITS > 0:
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
@@ -309,8 +323,9 @@ def prefill(
         acc, total, maximum = _span(
             tile_q, start + query, here, there, plain, low, end,
             keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
-            block_scales, token_scales, score_scale, soft_cap, slope, window, BLOCK_TOKENS, KEYS,
-            SIZE, WIDE, LANES, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES, HAS_SCALES, DTYPE,
+            block_scales, token_scales, score_scale, soft_cap, slope, window,
+            kv_head, KV_HEADS, BLOCK_TOKENS, KEYS, SIZE, WIDE, LANES, IS_CAUSAL, REACH,
+            HAS_CAP, HAS_SLOPES, BITS, DTYPE,
         )  # fmt: skip
         part = (token * KV_HEADS * GROUP + head) * kept_spans + tl.program_id(1)
         if SPANS == "next" and number > 0:
@@ -366,7 +381,7 @@ def decode(
     LEAST: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     REACH: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
+    BITS: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, DTYPE: tl.constexpr,
     LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Attend some splits of a row's keys with the GROUP heads of one kv head.
@@ -391,7 +406,7 @@ def decode(
         keys_at = cache + kv_head.to(tl.int64) * head_stride
         values_at = keys_at + half_stride
         key_scales, value_scales = cache, cache
-        if HAS_SCALES:
+        if BITS > 0:
             key_scales = scales + kv_head
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
@@ -406,8 +421,8 @@ def decode(
                 tile_q, acc, total, maximum, line * 0 + length - 1, start, end, start, end,
                 keys_at, values_at, key_scales, value_scales, row_table, block_stride,
                 token_stride, block_scales, token_scales, score_scale, soft_cap, slope, window,
-                BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, "all", HAS_CAP, HAS_SLOPES,
-                HAS_SCALES, DTYPE,
+                kv_head, KV_HEADS, BLOCK_TOKENS, KEYS, SIZE, WIDE,
+                True, False, "all", HAS_CAP, HAS_SLOPES, BITS, DTYPE,
             )  # fmt: skip
             maximum = maximum if HAS_CAP or HAS_SLOPES else maximum * score_scale
             if num_splits == 1:

@@ -20,10 +20,13 @@ from dovetail.interfaces.attention import (
 )
 from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.cache_write.triton import run as write
+from dovetail_kernels.cache_write.triton_packed import run as write_packed
 from dovetail_kernels.index_picks.triton import index_picks
+from dovetail_kernels.integer_caches import bits_of
 from dovetail_kernels.latent_attention.triton import attend as attend_latents
 from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
 from dovetail_kernels.paged_attention.triton import LayerRules, StepExtent, attend
+from dovetail_kernels.paged_attention.triton_packed import parts_of as packed_parts_of
 from dovetail_plugins.attention._alibi import slopes_on
 
 E4M3_CAPABILITY = (8, 9)
@@ -59,14 +62,17 @@ def forward(call: AttentionCall, lse: torch.Tensor | None = None) -> torch.Tenso
     if stored.dtype == torch.float8_e4m3fn:
         _check_e4m3(stored.device)
     layout, extent = call.prepared.layout, call.prepared.extent
-    numbers, scales = parts_of(stored, spec.head_size)
+    numbers, scales, bits = parts_of(stored, spec.head_size)
     if k is not None and v is not None and len(k):
         k = k if scales is None else rotated_keys(k)
-        write(_whole(k), _whole(v), numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
+        if scales is not None and bits != (8, 8):
+            write_packed(_whole(k), _whole(v), numbers, layout.slots, scales, bits)
+        else:
+            write(_whole(k), _whole(v), numbers, layout.slots, scales, spec.k_scale, spec.v_scale)
     q = _whole(q if scales is None else rotated_queries(q))
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     slopes = None if spec.alibi_slopes is None else slopes_on(q.device, spec.alibi_slopes)
-    return attend(q, numbers, *rows, _rules(spec), extent, call.sinks, scales, lse, slopes)
+    return attend(q, numbers, *rows, _rules(spec), extent, call.sinks, scales, lse, slopes, bits)
 
 
 def forward_lse(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,20 +120,27 @@ def _packed(q: torch.Tensor, size: int) -> torch.Tensor:
     return q if q.stride()[1:] == (size, 1) else q.contiguous()
 
 
-def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the numbers of a cache and, of an int8 one, its scales, which end each block.
+def parts_of(
+    stored: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor | None, tuple[int, int]]:
+    """Return the numbers of a cache and, of integers, their scales, which end each block, and bits.
 
-    So numbers begin at multiples of 16 bytes. Shapes: stored [2, N, P, K, D], or D + 4 with scales
-    -> [2, N, P, K, D], [2, N, P, K]
+    So numbers begin at multiples of 16 bytes. Shapes: stored [2, N, P, K, D], or with scales
+    `integer_caches.stored_size` instead of D -> [2, N, P, K, D], [2, N, P, K]
     """
     _, _, block_tokens, heads, width = stored.shape
     if width == size:
-        return stored, None
+        return stored, None, (8, 8)
+    bits = bits_of(width, size)
+    if bits != (8, 8):
+        return *packed_parts_of(
+            stored.movedim(1, 0).flatten(1), bits, block_tokens, heads, size
+        ), bits
     count = block_tokens * heads
     blocks = stored.flatten(2)
     numbers = blocks[..., : count * size].unflatten(-1, (block_tokens, heads, size))
     scales = blocks[..., count * size :].view(torch.float32).unflatten(-1, (block_tokens, heads))
-    return numbers, scales
+    return numbers, scales, bits
 
 
 @cache

@@ -17,6 +17,7 @@ from dovetail.interfaces.attention import (
     LatentCall,
 )
 from dovetail.interfaces.plugin import Info
+from dovetail_kernels.integer_caches import BITS, size_fault
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 CELL_TOKENS = 16
 MAX_HEAD_SIZE = 512
 LATENT_DTYPES = ("float32", "bfloat16", "float16")
-KV_DTYPES = (*LATENT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+KV_DTYPES = (*LATENT_DTYPES, "float8_e4m3fn", "float8_e5m2", *BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class NativeCpu(AttentionBackend):
     """Packed cells of 16 tokens, one native call a layer: it writes keys and values and attends."""
 
     info = Info(
-        summary="native CPU kernel: any KV type down to 8 bits, the same bits in any batch",
+        summary="native CPU kernel: any KV type down to 4 bits, the same bits in any batch",
         source="https://arxiv.org/abs/2309.06180",
         devices=("cpu",),
     )
@@ -86,6 +87,7 @@ class NativeCpu(AttentionBackend):
                 reasons.append(
                     f"the head size must be a multiple of 16 up to {MAX_HEAD_SIZE}, it is {size}"
                 )
+            reasons += size_fault(query.kv_dtype, size)
         if query.block_tokens % CELL_TOKENS:
             reasons.append(
                 f"--block-size must be a multiple of {CELL_TOKENS}, it is {query.block_tokens}"

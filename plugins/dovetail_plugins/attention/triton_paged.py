@@ -19,15 +19,15 @@ from dovetail.interfaces.attention import (
     LatentCall,
 )
 from dovetail.interfaces.plugin import Info
+from dovetail_kernels.integer_caches import BITS, CELL_TOKENS, SCALE_BYTES, size_fault
 
 if TYPE_CHECKING:
     import torch
 
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = ("float32", "bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", *BITS)
 MAX_HEAD_SIZE = 256
-SCALE_BYTES = 4
 
 
 class TritonPaged(AttentionBackend):
@@ -37,7 +37,7 @@ class TritonPaged(AttentionBackend):
     """
 
     info = Info(
-        summary="Triton kernels for GPUs: any KV type down to 8 bits",
+        summary="Triton kernels for GPUs: any KV type down to 4 bits",
         source="https://arxiv.org/abs/2307.08691",
         requires=("triton",),
         extra="gpu",
@@ -80,6 +80,11 @@ class TritonPaged(AttentionBackend):
                 reasons.append(f"heads have up to {MAX_HEAD_SIZE} numbers, not {size}")
             if query.kv_dtype == "int8" and size % SCALE_BYTES:
                 reasons.append(f"int8 needs a head size in multiples of 4, it is {size}")
+            reasons += size_fault(query.kv_dtype, size)
+        if query.kv_dtype in ("k8v4", "int4") and query.block_tokens % CELL_TOKENS:
+            reasons.append(
+                f"4 bits need --block-size in multiples of {CELL_TOKENS}, not {query.block_tokens}"
+            )
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:

@@ -1,10 +1,11 @@
 """Makes the table with which a command line of another server is written as `dovetail serve`.
 
 A table is plain data: `programs` are the words that start the server, `flags` the spelling of each
-flag -> its row, `defaults` [spellings, our words, why] where its default differs from ours. A row
-has what the flag `takes` (value, list or switch), our words with {} for its value (`here`), our
-words by value (`values`), and a `note`. A row without our words changes nothing, or, with `absent`,
-asks for what is not here.
+flag -> its row, `defaults` [spellings, our words, why] where its default differs from ours,
+`joined` the value of a flag of ours that several of theirs gave values (sorted, with blanks
+between). A row has what the flag `takes` (value, list or switch), our words with {} for its value
+(`here`), our words by value (`values`), and a `note`. A row without our words changes nothing, or,
+with `absent`, asks for what is not here.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def absent(names: str, note: str, takes: str = VALUE) -> Rows:
 
 
 def table(
-    programs: Iterable[str], *rows: Rows, defaults: Iterable[tuple[str, str, str]] = ()
+    programs: Iterable[str],
+    *rows: Rows,
+    defaults: Iterable[tuple[str, str, str]] = (),
+    joined: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return the table of a server."""
     flags: Rows = {}
@@ -69,6 +73,7 @@ def table(
         "programs": list(programs),
         "flags": flags,
         "defaults": [[names.split(), here, why] for names, here, why in defaults],
+        "joined": {flag: dict(values) for flag, values in (joined or {}).items()},
     }
 
 

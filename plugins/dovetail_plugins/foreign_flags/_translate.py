@@ -41,6 +41,7 @@ def translated(words: Sequence[str]) -> Translated:
     table, rest = _program(words[first:])
     result = Translated()
     ours = _walk(rest, table["flags"], result) if table["flags"] else list(rest)
+    ours = _joined(ours, table["joined"])
     for spellings, here, why in table["defaults"]:
         if not {word.partition("=")[0] for word in rest} & set(spellings):
             ours += here.split()
@@ -95,6 +96,18 @@ def _values(left: list[str], takes: str) -> list[str]:
     while left and (not left[0].startswith("-") or _NUMBER.fullmatch(left[0])):
         values.append(left.pop(0))
     return values
+
+
+def _joined(ours: Sequence[str], joined: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return our words with one value for a flag of which several flags of theirs gave parts."""
+    words = list(ours)
+    for name, values in joined.items():
+        at = [i for i, word in enumerate(words) if word == name]
+        value = values.get(" ".join(sorted({words[i + 1] for i in at})))
+        if value is not None:
+            words = [w for i, w in enumerate(words) if i not in at and i - 1 not in at]
+            words += [name, value]
+    return words
 
 
 def _row_words(name: str, values: Sequence[str], row: Row, result: Translated) -> list[str]:

@@ -23,6 +23,17 @@ _CACHE = {
     "bf16": "--kv-cache-dtype bfloat16",
     "q8_0": "--kv-cache-dtype int8",
 }
+_FOUR_BITS = ("q4_0", "q4_1", "iq4_nl")
+_KEYS = _CACHE | dict.fromkeys(_FOUR_BITS, "--kv-cache-dtype int4")
+_VALUES = _CACHE | dict.fromkeys(_FOUR_BITS, "--kv-cache-dtype k8v4")
+_BOTH = {
+    "int8 k8v4": "k8v4",
+    "float16 k8v4": "k8v4",
+    "bfloat16 k8v4": "k8v4",
+    "int4 k8v4": "int4",
+    "int4 int8": "int8",
+}
+"""Types of keys and of values that were named apart, in one: no less exact than asked for."""
 _SWITCHES = {"on": "", "auto": "", "1": "", "enabled": ""}
 _ALL_LAYERS = "all layers are on the device of --device; --cpu-offload-gb leaves a part of the "
 _ALL_LAYERS += "weights in host memory"
@@ -77,8 +88,8 @@ LLAMA_CPP = Value(
         ),
         absent("-ts --tensor-split", "devices of --tensor-parallel-size have equal parts"),
         by_value("-fa --flash-attn", _SWITCHES, "use --attention-backend"),
-        by_value("-ctk --cache-type-k -ctv --cache-type-v", _CACHE,
-                 "this type of KV cache is not supported"),
+        by_value("-ctk --cache-type-k", _KEYS, "this type of KV cache is not supported"),
+        by_value("-ctv --cache-type-v", _VALUES, "this type of KV cache is not supported"),
         absent("-nkvo --no-kv-offload", "the KV cache is where the model is", SWITCH),
         needless("--mmap", "weights are mapped", SWITCH),
         absent("--no-mmap", "use --safetensors-load-strategy eager for files that can", SWITCH),
@@ -131,6 +142,7 @@ LLAMA_CPP = Value(
         to("-v --verbose", "--log-level debug", SWITCH),
         absent("--log-file", "the log goes to standard error"),
         defaults=[("--port", "--port 8080", "llama.cpp's default port")],
+        joined={"--kv-cache-dtype": _BOTH},
     ),
 )  # fmt: skip
 """Programs, flags and defaults, as `_lines.table` describes them."""

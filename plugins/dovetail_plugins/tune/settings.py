@@ -63,7 +63,10 @@ class TuneFlags:
         help="quantization methods to try if the checkpoint is not quantized",
     )
     try_kv_cache_dtype: tuple[str, ...] = flag(
-        ("int8",), kind="kv_cache_dtype", metavar="NAME", help="types of the KV cache to try"
+        ("int8", "k8v4"),
+        kind="kv_cache_dtype",
+        metavar="NAME",
+        help="types of the KV cache to try",
     )
     try_drafter: tuple[str, ...] = flag(
         ("ngram",),

@@ -12,6 +12,7 @@ import torch
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery, AttentionSpec
 from dovetail_kernels.cpu.library import missing_reason
+from dovetail_kernels.integer_caches import stored_size
 from dovetail_plugins.attention.flash_attn import FlashAttn
 from dovetail_plugins.attention.flashinfer import FlashInfer
 from dovetail_plugins.attention.triton_paged import TritonPaged
@@ -54,8 +55,10 @@ def test_ranks_attend_as_one(divided: DividedAttention, kv: str, window: int | N
         torch.testing.assert_close(got, wanted, rtol=0, atol=3e-5)
 
 
-def test_int8_divides_as_floats_do() -> None:
-    """Scales lie beside the numbers of a rank's own tokens; weights of 16 bits round apart."""
+@pytest.mark.parametrize(("dtype", "within"), [("int8", 2e-4), ("int4", 0.2)])
+def test_integers_divide_as_floats_do(dtype: str, within: float) -> None:
+    """Scales lie beside the numbers of a rank's own tokens; weights of 16 bits round apart, and
+    keys of 4 bits may be differences from other keys."""
     if missing_reason():
         pytest.skip(str(missing_reason()))
     plugin: Any = registry.load("attention_backend", "native_cpu")
@@ -65,12 +68,13 @@ def test_int8_divides_as_floats_do() -> None:
                   for one in (made[0], divided)]  # fmt: skip
         for stage in stages:
             num_blocks = stages[0].cache.shape[0]
-            shape = stage.backend.kv_shape(num_blocks, 32, 1, SPEC.head_size + 4)
+            stored = stored_size(dtype, SPEC.head_size)
+            shape = stage.backend.kv_shape(num_blocks, 32, 1, stored)
             stage.cache = torch.full(shape, -77, dtype=torch.int8)
         for counts in STEPS:
             tokens = stages[0].draw(sum(count for _, count in counts))
             whole, got = (stage.step_with(counts, *tokens)[0] for stage in stages)
-            torch.testing.assert_close(got, whole, rtol=0, atol=2e-4)
+            torch.testing.assert_close(got, whole, rtol=0, atol=within)
 
 
 def test_backends_without_log_sum_exps_are_told() -> None:

@@ -124,7 +124,7 @@ def test_it_keeps_the_contract() -> None:
 
 @pytest.mark.parametrize(
     "scenes",
-    [("bits",), ("spans", "padding", "int8", "nan", "log_sum_exps")],
+    [("bits",), ("spans", "padding", "int8", "packed", "nan", "log_sum_exps")],
     ids=["bits", "others"],
 )
 def test_scenes(scenes: tuple[str, ...]) -> None:
@@ -267,6 +267,14 @@ def int8() -> None:
         assert 0 < (wanted - found).abs().max() < 0.03
 
 
+def packed() -> None:
+    """Caches of 4 bits are written and attended as they are defined."""
+    from test_packed_kv import check
+
+    check(TritonPaged, "int4", 64, (20, 2, 1))
+    check(TritonPaged, "k8v4", 32, (18, 2, 1))
+
+
 def nan() -> None:
     """A query that sees a NaN shows it; rows that do not see it change no bit."""
     import torch
@@ -342,7 +350,9 @@ def model(path: str) -> None:
 
 
 if __name__ == "__main__":
-    named = {scene.__name__: scene for scene in (bits, spans, padding, int8, nan, log_sum_exps)}
+    named = {
+        scene.__name__: scene for scene in (bits, spans, padding, int8, packed, nan, log_sum_exps)
+    }
     if sys.argv[1] == "model":
         for path in sys.argv[2:]:
             model(path)

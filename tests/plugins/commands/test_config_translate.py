@@ -68,6 +68,14 @@ def ours(line: str) -> str:
             "--override-generation-config '{\"temperature\": 0.5}'",
         ),
         (
+            "llama-server -m a.gguf -ctk q8_0 --cache-type-v q4_0 --port 1",
+            "dovetail serve a.gguf --kv-cache-dtype k8v4 --port 1",
+        ),
+        (
+            "llama-server -m a.gguf -ctv q4_0 -ctk q4_0 --port 1",
+            "dovetail serve a.gguf --kv-cache-dtype int4 --port 1",
+        ),
+        (
             "llama-server -hf org/model:Q4_K_M -md draft.gguf --draft-max 8 --port 1",
             "dovetail serve org/model:Q4_K_M --port 1 --speculative-config "
             '\'{"method": "draft_model", "model": "draft.gguf", "num_speculative_tokens": 8}\'',
@@ -92,7 +100,7 @@ def test_a_command_line_in_our_words(line: str, expected: str) -> None:
             "--schedule-policy dfs: this order is not supported",
         ),
         ("sglang serve --model-path m --unheard-of 1 2", "--unheard-of 1 2: this is not a known"),
-        ("llama-server -m a -ctk q4_0", "-ctk q4_0: this type of KV cache is not supported"),
+        ("llama-server -m a -ctk q5_1", "-ctk q5_1: this type of KV cache is not supported"),
         ("llama-server -m a -ngl 20", "-ngl 20: all layers are on the device"),
     ],
 )

@@ -10,6 +10,7 @@ from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
+from dovetail_kernels.integer_caches import BITS
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ BYTES = {
     "float16": 2,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
-    "int8": 1,
+    **dict.fromkeys(BITS, 1),
 }
 """Bytes of one element."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.step import (
     CachedLayer,
@@ -24,16 +25,7 @@ from dovetail.interfaces.data.step import (
     tokens_beside_states,
 )
 
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-}
+DTYPE_BYTES = BYTES | {"uint8": 1}
 MAX_GROUPS = 16
 
 

@@ -19,8 +19,8 @@ import msgspec
 from dovetail.interfaces.data.media import Encode, PartPlace
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_kernels.integer_caches import stored_size
 
-INT8_SCALE_BYTES = 4
 STATE_ALIGNMENT = 64
 """The parts of a state begin at multiples of this many bytes."""
 NO_SLOT = -1
@@ -203,9 +203,9 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True, tag="keys_and_values"):
     def stored_size(self) -> int:
         """Return the elements of a token's key in one kv head; its value has the same number.
 
-        Integers need a scale: a float32 is stored with each int8 key and value.
+        Integers have scales, and those of 4 bits steps, which are counted too.
         """
-        return self.head_size + (INT8_SCALE_BYTES if self.dtype == "int8" else 0)
+        return stored_size(self.dtype, self.head_size)
 
     def bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the bytes of one token, keys and values, on the rank that caches it."""
