@@ -1,12 +1,14 @@
 """Command lines of published recipes for vLLM: each starts, or is refused with a named reason.
 
-tests/reference/vllm_recipes.tsv has them. Flags, names and JSON values are checked by the code
-that `dovetail serve` runs before it looks for the model; no model is read.
+tests/reference/vllm_recipes.tsv has them, and vllm_recipes_refused.json the reasons. Flags, names
+and JSON values are checked by the code that `dovetail serve` runs before it looks for the model; no
+model is read.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 from collections import Counter
@@ -45,24 +47,8 @@ class Fetched(Base):
 BASES = {"tool_parser": ("hermes", "Hermes"), "reasoning_parser": ("qwen3", "Qwen3")}
 
 REFUSED = {
-    ("--speculative-config.method", 'no drafter "dspark"'): 7,
-    ("--speculative-config.method", 'no drafter "dflash"'): 6,
-    ("--attention-config", "use_prefill_query_quantization"): 3,
-    ("--attention-config", "use_fp4_indexer_cache"): 1,
-    ("--attention-config", "indexer_kv_dtype"): 1,
-    ("--attention-backend", "ROCm is not supported"): 5,
-    ("--attention-backend", "libraries of latent attention"): 2,
-    ("--attention-backend", 'no attention_backend "HPC_ATTN"'): 1,
-    ("--enable-mamba-cache-stochastic-rounding", "rounded to the nearest"): 3,
-    ("--nnodes", "a launcher starts ranks"): 2,
-    ("--all2all-backend", "this way to exchange tokens"): 2,
-    ("--load-format", 'no load_format "instanttensor"'): 2,
-    ("--kv-transfer-config.kv_connector", "comes in its own package"): 2,
-    ("--plugin-options.kv_connector.cpu_bytes_to_use_per_rank", "no such option"): 1,
-    ("--quantization", 'no quantization "ascend"'): 1,
-    ("--quantization-config", "quantization of each kind of layer"): 1,
-    ("--diffusion-config", "models that write by diffusion"): 1,
-    ("dovetail serve", "unknown flag --tensor-parallel"): 1,
+    (row["where"], row["why"]): row["lines"]
+    for row in json.loads(FILE.with_name("vllm_recipes_refused.json").read_text(encoding="utf-8"))
 }
 """Where an error points, and a part of what it says -> number of lines."""
 
