@@ -63,7 +63,7 @@ def vllm_page(note: str) -> str:
     numbers = {word: len(facts(name)) for word, name in counts.items()}
     parts = [VLLM_HEAD.format(note=note, **numbers)]
     parts += [_commands(), _flags(), _newer_flags(), _choices()]
-    parts += [_routes(), _fields(), _metrics(), _variables()]
+    parts += [_recipes(), _routes(), _fields(), _metrics(), _variables()]
     return "\n".join(parts)
 
 
@@ -214,6 +214,21 @@ def _choices() -> str:
     return (
         "## Values of flags\n\nEvery other name that the documentation lists can be chosen.\n\n"
         + table(["flag", "values that are absent", "why"], rows)
+    )
+
+
+def _recipes() -> str:
+    """Return how many command lines of published recipes start, and why others do not."""
+    lines = (REFERENCE / "vllm_recipes.tsv").read_text("utf-8").splitlines()
+    models = {line.partition("\t")[0] for line in lines}
+    refused = facts("vllm_recipes_refused")
+    started = len(lines) - sum(row["lines"] for row in refused)
+    rows = ((f"`{row['where']}`", row["why"], str(row["lines"])) for row in refused)
+    return (
+        "## Published recipes\n\nvLLM publishes recipes: a model, and the flags to serve it with. "
+        f"Of {len(lines)} command lines for {len(models)} models, {started} pass every check of "
+        "flags and their values that needs no model, which says nothing of the model itself. "
+        "The others are refused:\n\n" + table(["where", "what the error says", "lines"], rows)
     )
 
 

@@ -78,11 +78,11 @@ class Catalog:
         return f"{name}@{BUILT_IN}" if is_shared else name
 
     def _matches(self, kind: str, spec: str, place: str) -> list[Entry]:
-        """Return the entries that a name refers to. Raises: UnknownPlugin"""
+        """Return the entries a name refers to, those of given files alone. Raises: UnknownPlugin"""
         found = [entry for entry in self.entries(kind) if names.is_named(entry, spec)]
         if not found:
             raise names.unknown(kind, spec, place, names=self.names(kind), hidden=list(self._all()))
-        return found
+        return [entry for entry in found if entry.origin == "file"] or found
 
     def entry_of(self, kind: str, target: str) -> Entry:
         """Return the entry with a target, or one that is named by it."""

@@ -11,12 +11,16 @@ UNSUPPORTED_NAMES: dict[str, dict[str, str]] = {
     "all2all": dict.fromkeys(
         (
             *("deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv"),
-            *("naive", "pplx"),
+            *("flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "naive", "pplx"),
         ),
         "all2all_libraries",
     ),
     "attention_backend": {
-        **dict.fromkeys(("MLA", "CUTLASS_MLA", "FLASHMLA"), "latent_libraries"),
+        **dict.fromkeys(("MLA", "CUTLASS_MLA", "FLASHMLA", "FLASHMLA_SPARSE"), "latent_libraries"),
+        **dict.fromkeys(("FLASH_ATTN_MLA", "FLASHINFER_MLA", "TOKENSPEED_MLA"), "latent_libraries"),
+        **dict.fromkeys(
+            ("ROCM_AITER_FA", "ROCM_AITER_MLA_SPARSE", "ROCM_AITER_UNIFIED_ATTN"), "rocm"
+        ),
         "XFORMERS": "xformers",
     },
     "platform": {name: name for name in ("hpu", "neuron", "openvino", "rocm", "tpu", "xpu")},

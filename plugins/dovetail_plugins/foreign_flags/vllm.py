@@ -25,6 +25,8 @@ from dovetail_plugins.foreign_flags._rows import (
     with_short_names,
 )
 
+_KERNEL_KEYS = {"use_trtllm_attention", "mla_prefill_backend"}
+"""Keys of --attention-config that choose among kernels which compute the same."""
 _TAG = re.compile(r"\s*(</?[^<>\s]+>|\[/?[A-Z_]+\])\s*")
 """A tag that begins or ends a model's reasoning, such as </think>, <|end|> or [/THINK]."""
 _LOGGING = {
@@ -95,8 +97,9 @@ def _logging(value: Any) -> Fields:
 
 
 def _attention(value: Any) -> Fields:
-    """Take the backend; all other settings choose among kernels that do not exist here."""
-    given = {key: one for key, one in value.items() if one not in (None, False)}
+    """Take the backend. Of the other settings, those in `_KERNEL_KEYS` change no result."""
+    passing = {key for key, one in value.items() if one in (None, False)} | _KERNEL_KEYS
+    given = {key: one for key, one in value.items() if key not in passing}
     backend = given.pop("backend", None)
     _no_other(given)
     return {} if backend is None else {"attention_backend": str(backend).lower()}

@@ -218,6 +218,18 @@ def test_file_with_register(tmp_path: Path) -> None:
     assert registry.admin.load_selection(chosen).__name__ == "Mine"
 
 
+def test_a_given_file_replaces_an_installed_plugin_of_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        f"from dovetail.registry import register\n@register('{KIND}', 'good')\nclass Own: pass\n"
+    )
+    with registry.admin.with_entries({}):
+        registry.admin.load_file(file)
+        assert registry.find(KIND, "good").id == "good@own.py"
+        assert registry.find(KIND, "good@test").id == "good@test"
+    assert registry.find(KIND, "good").id == "good@test"
+
+
 def test_with_entries_forgets_files_and_blocks(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         f"from dovetail.registry import register\n@register('{KIND}', 'late')\nclass Late: pass\n"

@@ -318,17 +318,13 @@ def _lay_flag(
         return
     if options.get(option, value) != value:
         raise ConfigError(
-            f"asks for {_as_json(value)}, but the option {option} of the load format for "
-            f"{_as_json(options[option])}.",
+            f"asks for {json.dumps(value)}, but the option {option} of the load format for "
+            f"{json.dumps(options[option])}.",
             where=flags()[field].spelling,
             fix="leave one of them out.",
         )
     if option in options or getattr(load, field) != flags()[field].default:
         options[option] = value
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value)
 
 
 def _places(load: LoadConfig) -> dict[str, str]:

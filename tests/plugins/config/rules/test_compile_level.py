@@ -39,6 +39,7 @@ def test_default_sizes() -> None:
         ({"compilation_config": {"max_capture_size": 16}}, (1, 2, 4, 8, 16)),
         ({"compilation_config": {"cudagraph_mode": "NONE"}}, ()),
         ({"compilation_config": {"cudagraph_mode": "FULL", "max_capture_size": 2}}, (1, 2)),
+        ({"compilation_config": {"cudagraph_mode": "PIECEWISE", "max_capture_size": 2}}, (1, 2)),
         ({"cuda_graph_sizes": ["8"], "enforce_eager": True}, ()),
         ({"compilation_config": {"level": 1}}, ()),
     ],
@@ -74,7 +75,6 @@ def test_a_cpu_records_every_number() -> None:
         ({"cuda_graph_sizes": ["a"]}, "'a' is not a number"),
         ({"cuda_graph_sizes": ["0"]}, "--cuda-graph-sizes"),
         ({"compilation_config": {"cudagraph_capture_sizes": 4}}, "not a list"),
-        ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, "not in pieces"),
         ({"compilation_config": {"cudagraph_mode": "all"}}, "all is not a mode"),
         ({"compilation_config": {"levle": 3}}, "did you mean level"),
         ({"compilation_config": {"custom_ops": ["none"]}}, "not supported yet"),
@@ -111,6 +111,24 @@ def test_an_object_with_the_others_own_defaults_passes() -> None:
         "use_inductor": True,
     }
     assert making(compilation_config=whole) == making(compilation_config={"level": 3})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cudagraph_mm_encoder": True},
+        {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+        {"custom_ops": ["all"]},
+        {"pass_config": {"fuse_allreduce_rms": True, "eliminate_noops": True}},
+        {"use_inductor_graph_partition": True},
+    ],
+)
+def test_a_choice_among_kernels_changes_nothing(settings: dict[str, Any]) -> None:
+    assert making(compilation_config=settings) == making()
+
+
+def test_nothing_is_compiled_without_inductor() -> None:
+    assert not making(compilation_config={"level": 3, "use_inductor": False}).compiles
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.rules.drafts.methods import method_for
-from dovetail.config.rules.drafts.speculation import acceptance_of, draft_spec
+from dovetail.config.rules.drafts.speculation import acceptance_of, asked_drafter, draft_spec
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail.interfaces.data.spec import DraftSpec, Selection
 from dovetail_testing.contract import model_spec
@@ -147,6 +147,8 @@ def test_what_an_acceptance_cannot_be(asked: dict[str, Any], where: str, text: s
         ({"method": "ngram", "disable_logprobs": True}, "disable_logprobs has no effect: logprobs"),
         ({"method": "ngram", "disable_mqa_scorer": "true"}, "disable_mqa_scorer has no effect"),
         ({"disable_logprobs": True}, "disable_logprobs has no effect"),
+        ({"method": "ngram", "moe_backend": "triton"}, "moe_backend has no effect: a drafter"),
+        ({"attention_backend": "FLASH_ATTN"}, "attention_backend has no effect"),
         ({"method": "ngram", "draft_tensor_parallel_size": 1}, "has no model"),
         ({"acceptance_method": "rejection_sampler"}, "acceptance_method has no effect: nothing is"),
         ({"method": "ngram", "disable_logprobs": False}, ""),
@@ -160,6 +162,13 @@ def test_what_has_no_effect_says_why(
     assert (spec is not None) == ("method" in asked)
     lines = [one for one in caplog.messages if "speculative" in one]
     assert len(lines) == bool(told) and all(told in one for one in lines)
+
+
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "qwen3_next_mtp"])
+def test_names_of_layers_of_the_models_own_mean_mtp(name: str) -> None:
+    config = Config.from_fields({"speculative_config": {"method": name}})
+    asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
+    assert asked is not None and asked.drafter.name == "mtp"
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}

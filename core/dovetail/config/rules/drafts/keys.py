@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dovetail.config.sections.speculative import SpeculativeConfig
@@ -19,13 +19,16 @@ log = logging.getLogger(__name__)
 FLAG = "--speculative-config"
 ACCEPTANCE = "acceptance_method"
 _ACCEPTANCE_OPTIONS = ("posterior_threshold", "posterior_alpha")
+_SAME = "a drafter computes with the kernels of the model"
 _ELSEWHERE = {
     "disable_logprobs": "logprobs are reported as without speculation, and cost nothing where no "
     "request asks for them",
     "disable_mqa_scorer": "the drafts of a request are always verified in one pass, in the "
     "request's own row",
+    "attention_backend": _SAME,
+    "moe_backend": _SAME,
 }
-"""Switches for implementations that do not exist here -> what always happens instead."""
+"""Choices of implementations that do not exist here -> what always happens instead."""
 _MODIFIERS = {ACCEPTANCE, *_ACCEPTANCE_OPTIONS, *_ELSEWHERE}
 """Keys that do not enable speculation by themselves."""
 _CODE = "code_revision"
@@ -44,15 +47,7 @@ class DraftCheckpoint:
 
     def given(self) -> dict[str, Any]:
         """Return the keys that have a value."""
-        names = (
-            "model",
-            "revision",
-            "quantization",
-            "draft_tensor_parallel_size",
-            "draft_sample_method",
-        )
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +76,7 @@ def tell_unused(speculative: SpeculativeConfig) -> None:
     raw = speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
     for key, why in _ELSEWHERE.items():
-        if key in given and convert(given[key], bool, f"{FLAG}.{key}"):
+        if key in given and (why is _SAME or convert(given[key], bool, f"{FLAG}.{key}")):
             log.info("%s.%s has no effect: %s.", FLAG, key, why)
     if set(given) <= _MODIFIERS:
         for key in sorted(set(given) - set(_ELSEWHERE)):

@@ -19,7 +19,7 @@ from dovetail.config.rules.drafts.keys import (
     draft_keys,
     tell_unused,
 )
-from dovetail.config.rules.drafts.methods import LOOKUP, LOOKUP_WORDS, method_for
+from dovetail.config.rules.drafts.methods import HEADS_OF_TARGET, LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
 from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE, bundled_drafts
@@ -174,7 +174,8 @@ def _method(model_config: ModelConfig, load: LoadConfig, keys: DraftKeys) -> str
     Raises: ConfigError"""
     model = keys.checkpoint.model
     if keys.method is not None:
-        return keys.method
+        is_mtp = keys.method.endswith("_mtp") and keys.method not in registry.names("drafter")
+        return HEADS_OF_TARGET if is_mtp else keys.method
     if model is None:
         raise ConfigError(
             "no method says who guesses.",

@@ -24,19 +24,24 @@ PASSING: dict[str, tuple[Any, ...]] = {
     "cache_dir": ("",),
     "compile_sizes": ([],),
     "cudagraph_copy_inputs": (False,),
+    "cudagraph_mm_encoder": (False, True),
     "cudagraph_num_of_warmups": (0,),
-    "custom_ops": ([],),
+    "custom_ops": ([], ["all"]),
     "debug_dump_path": ("",),
     "full_cuda_graph": (False, True),
     "inductor_compile_config": ({}, {"enable_auto_functionalized_v2": False}),
     "inductor_passes": ({},),
     "local_cache_dir": (),
     "splitting_ops": ([],),
-    "use_inductor": (True,),
+    "use_inductor": (True, False),
+    "use_inductor_graph_partition": (False, True),
 }
-"""Unsupported keys -> values that request nothing, or what always happens."""
-MODES = {"none": False, "full": True, "full_decode_only": True}
-PARTS = ("piecewise", "full_and_piecewise")
+"""Unsupported keys -> values that request nothing, what always happens, or only other kernels."""
+PASSES = "pass_config"
+"""Which operations vLLM's compiler fuses. No result depends on it."""
+WHOLE = ("full", "full_decode_only", "full_and_piecewise", "piecewise")
+MODES = {"none": False} | dict.fromkeys(WHOLE, True)
+"""Whether steps are captured: always whole, never in pieces."""
 COMPILE_MODES = ("none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile")
 """vLLM's names of `mode`; a mode's number is its index."""
 FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
@@ -77,7 +82,9 @@ def step_making(
     return StepMaking(
         is_eager=is_eager,
         uses_fused_ops=FUSED in does,
-        compiles=COMPILED in does and not model_config.enforce_eager,
+        compiles=COMPILED in does
+        and not model_config.enforce_eager
+        and settings.get("use_inductor") is not False,
         graph_sizes=() if is_eager else sizes,
     )
 
@@ -103,16 +110,13 @@ def _level(settings: Mapping[str, Any]) -> str:
 def _check_key(key: str, value: Any) -> None:
     """Raise ConfigError for an unknown key, or one that requests an unsupported feature."""
     where = f"{FLAG}.{key}"
-    if key in KEYS or (key in PASSING and (value is None or value in PASSING[key])):
+    if key in (*KEYS, PASSES) or (key in PASSING and (value is None or value in PASSING[key])):
         return
     if key not in PASSING:
         fix = nearest_fix(key, (*KEYS, *PASSING), f"keys are {', '.join(KEYS)}.")
         raise ConfigError("there is no such key.", where=where, fix=fix)
-    raise ConfigError(
-        "this key is not supported yet.",
-        where=where,
-        fix=f"leave it out; {' and '.join(KEYS)} are read.",
-    )
+    fix = f"leave it out; {' and '.join(KEYS)} are read."
+    raise ConfigError("this key is not supported yet.", where=where, fix=fix)
 
 
 def default_sizes(max_size: int) -> tuple[int, ...]:
@@ -176,8 +180,8 @@ def _captures_whole(settings: Mapping[str, Any]) -> bool:
     mode = str(settings.get(MODE_KEY) or "full_decode_only").lower()
     if mode in MODES:
         return MODES[mode]
-    what = "steps are captured whole, not in pieces." if mode in PARTS else f"{mode} is not a mode."
-    raise ConfigError(what, where=f"{FLAG}.{MODE_KEY}", fix=f"use one of {', '.join(MODES)}.")
+    what, fix = f"{mode} is not a mode.", f"use one of {', '.join(MODES)}."
+    raise ConfigError(what, where=f"{FLAG}.{MODE_KEY}", fix=fix)
 
 
 def _may_capture(settings: Mapping[str, Any]) -> bool:
