@@ -33,9 +33,9 @@ ISA_ENGINES := $(addprefix tests/, plugins/quantization plugins/gguf/test_models
   what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
   e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
-# The conformance kit checks each clause of a kind with many plugins, such as models, on a third of
+# The conformance kit checks each clause of a kind with many plugins, such as models, on a sixth of
 # them; `dovetail plugins check` alone, or with a plugin's name, checks all. Ranks are forks.
-KIT := --dovetail-sample 3 -p support.warm_kit
+KIT := --dovetail-sample 6 -p support.warm_kit
 
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same
