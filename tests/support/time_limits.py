@@ -38,7 +38,7 @@ class TimeLimits:
         return True
 
     def _watch(self) -> None:
-        from pytest_timeout import timeout_timer
+        from pytest_timeout import timeout_timer  # type: ignore[import-untyped]
 
         while True:
             time.sleep(PERIOD_S)
