@@ -25,17 +25,17 @@ ISA_KERNELS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm
   kernels/test_paged_attention.py kernels/test_draw.py kernels/test_program.py core/layers \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/gguf/test_types.py plugins/attention/test_native_cpu.py \
-  plugins/attention/test_triton_paged.py::test_scenes[bits] plugins/test_torch_sdpa.py)
+  plugins/test_torch_sdpa.py)
 ISA_ENGINE := tests/e2e/test_native_equals_torch.py::test_greedy_answers_are_those_of_torch[LlamaForCausalLM]
-ISA_ENGINES := $(addprefix tests/, plugins/quantization plugins/gguf/test_models.py \
+ISA_ENGINES := $(addprefix tests/, plugins/attention/test_triton_paged.py::test_scenes[bits] plugins/quantization plugins/gguf/test_models.py \
   plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \
   plugins/load_formats/test_tensorizer.py $(addprefix plugins/inspect/test_memory_estimates.py::test_, while_loading \
   what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
   e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
-# The conformance kit checks each clause of a kind with many plugins, such as models, on a third of
+# The conformance kit checks each clause of a kind with many plugins, such as models, on a sixth of
 # them; `dovetail plugins check` alone, or with a plugin's name, checks all. Ranks are forks.
-KIT := --dovetail-sample 3 -p support.warm_kit
+KIT := --dovetail-sample 6 -p support.warm_kit
 
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same

@@ -29,6 +29,8 @@ __all__ = [  # hooks
 
 # Tiny models on many threads wait for each other; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# hypothesis would import trio, and look through all objects for what refers to its random numbers.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 
 
 class Absent(importlib.abc.MetaPathFinder):
@@ -64,6 +66,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--without-plugins"):
         sys.meta_path.insert(0, Absent())
+    if config.pluginmanager.hasplugin("timeout"):
+        from support.time_limits import TimeLimits
+
+        config.pluginmanager.register(TimeLimits())
     noted = config.getoption("--note-passed")
     if noted and not os.environ.get("PYTEST_XDIST_WORKER"):
         config.pluginmanager.register(Noted(Path(noted)))

@@ -8,6 +8,7 @@ is often installed next to unrelated test suites.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Generator, Sequence
 from functools import cache
@@ -29,9 +30,9 @@ MANY_PLUGINS = 20
 OPTION = "--dovetail-plugin"
 CLAUSE_OPTION = "--dovetail-clause"
 SAMPLE_OPTION = "--dovetail-sample"
+WORKER = "PYTEST_XDIST_WORKER"
 FRESH = "fresh"
-"""The fixture of clauses that import a plugin in a process of its own. Other clauses of all kinds
-are too cheap to be sampled."""
+"""The fixture of clauses that import a plugin in a process of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,7 +68,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     words = tuple(metafunc.config.getoption(OPTION))
     entries = [entry for entry in chosen(words) if kind in ("*", entry.kind)]
-    if not words and (kind != "*" or FRESH in metafunc.fixturenames):
+    if not words:
         shift = crc32((FRESH if kind == "*" else metafunc.function.__name__).encode())
         entries = _sample(entries, metafunc.config.getoption(SAMPLE_OPTION), shift)
     names = [f"{entry.kind}:{entry.id}" if kind == "*" else entry.id for entry in entries]
@@ -111,7 +112,8 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Keep what was collected out of later collections of garbage, for the same reason: every
     engine that opens or closes in this process would walk all of it."""
-    _freeze()
+    gc.freeze()
+    _Kept.num_modules = len(sys.modules)
     gc.enable()
 
 
@@ -134,8 +136,10 @@ def pytest_runtest_teardown(
 
 
 def pytest_sessionfinish() -> None:
-    """Let collections see everything again: some plugins' last words ask what refers to what."""
-    gc.unfreeze()
+    """Let collections see everything again: some plugins' last words ask what refers to what. Of
+    several processes those that run tests only end, for which pytest collects garbage twice."""
+    if WORKER not in os.environ:
+        gc.unfreeze()
 
 
 class _Kept:

@@ -30,6 +30,7 @@ from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import dequantized_model, found_logprobs, round_inputs, wanted_logprobs
 from support.reference_products import per_group
+from support.samples import sample_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -41,7 +42,7 @@ NEAR_TIE = 1e-4
 """Two float32 sums of the same terms in another order differ by less; so may the best token."""
 EXACT = 1e-4
 """Float activations: both sides sum the same float32 products, logits are about 10 at most."""
-NUM_PROMPTS, NEW_TOKENS = 100, 24
+NUM_PROMPTS, NEW_TOKENS = sample_of(100, 40), 24
 
 ENGINE: dict[str, Any] = {
     "num_gpu_blocks_override": 256,

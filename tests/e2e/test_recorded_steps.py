@@ -73,6 +73,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
                 assert programs_of(recorded)[1, False] is not None
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.any_isa  # what is recorded calls what is not
 @pytest.mark.few_isa
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def by_few(packed: Packed, x: torch.Tensor, **ends: Any) -> torch.Tensor:
 
 
 @pytest.mark.sampled
+@pytest.mark.few_isa
 @pytest.mark.parametrize("size", [72, 616, 1040, 1536])
 @pytest.mark.parametrize(("format", "options"), KINDS, ids=str)
 def test_many_rows_have_the_bits_of_few(format: str, options: dict[str, Any], size: int) -> None:

@@ -29,6 +29,7 @@ def products(found: list[Compiled]) -> list[tuple[tuple[str, ...], int]]:
     return [(one.products(), one.stack_bytes) for one in found if one.name == "product"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("format", "options", "rows", "wanted"),
     [

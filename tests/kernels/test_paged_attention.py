@@ -121,6 +121,7 @@ def whole(dtype: torch.dtype, count: int, seed: int, **rules: Any) -> torch.Tens
     return World(dtype).step([(0, *tokens(count, seed))], **rules)[0]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.few_isa
 @pytest.mark.any_isa  # test_native_library runs all cases on each
 @pytest.mark.parametrize("case", OP.cases(), ids=lambda c: f"{c.name}-{c.dtype}")

@@ -519,6 +519,7 @@ SIMULATIONS: list[tuple[str, Callable[[Any], SchedulingPolicy], dict[str, Any]]]
 ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "policy", "settings"), SIMULATIONS, ids=[name for name, _, _ in SIMULATIONS]
 )

@@ -90,6 +90,7 @@ def test_k2_horizon_closes_the_tag_that_the_prompt_opened(word: str) -> None:
     assert (got.reasoning, got.content) == ("why", "2")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", pairs())
 @pytest.mark.parametrize("starts_inside", [False, True])
 def test_random_cuts_of_random_texts(name: str, starts_inside: bool) -> None:

@@ -23,6 +23,7 @@ def test_random_cuts_of_hostile_texts(parser: ToolParser) -> None:
     assert mismatches(parser, NUM_CUTS, seed=1) == []
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS.keys())
 def test_long_hostile_texts_take_little_time(parser: ToolParser) -> None:
     assert longest_s(parser, LONG_CHARS, every=sample_of(1, 4)) < LONG_S

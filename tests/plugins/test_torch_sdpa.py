@@ -33,6 +33,7 @@ def query(**changes: Any) -> AttentionQuery:
     return AttentionQuery(head_size=32, block_tokens=16, **fields)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.few_isa
 @pytest.mark.parametrize("name", [n for n in CASES if n.endswith("float32")])
 @pytest.mark.parametrize("gather_bytes", [1, 20_000], ids=["row_by_row", "few_rows"])

@@ -13,6 +13,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -32,7 +33,8 @@ class Repo:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        ids = {name: _described(name, data)["blobId"] for name, data in sorted(self.files.items())}
+        return hashlib.sha1(json.dumps(ids).encode()).hexdigest()
 
 
 class LocalHub:
@@ -180,6 +182,7 @@ class _Quiet:
             self._file.write(data)
 
 
+@cache
 def _described(file: str, data: bytes) -> dict[str, Any]:
     """Return what the hub says of a file. Git's hash is that of a large file's pointer."""
     is_large = file.endswith(LARGE)

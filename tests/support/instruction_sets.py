@@ -1,5 +1,5 @@
 """Checks the cases of every op on each instruction set of this machine, as a script: all on the
-best one, and on each lower one a third of each op's, another third for each (TESTS=full: all).
+best one, and on each lower one a fifth of each op's, another one for each (TESTS=full: all).
 
 References are the same for all sets, so they are computed once: each set then has a process forked
 from the one that has them. The script begins without the native library, which each child loads.
@@ -24,7 +24,7 @@ from support.samples import sample_of
 
 CPU = torch.device("cpu")
 NATIVE = "native"
-PARTS = sample_of(1, 3)
+PARTS = sample_of(1, 5)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -48,16 +49,7 @@ class ChatTemplate:
         self.source = source
         self._special = dict(special_tokens or {})
         with budget.limited():
-            self._template, tree = _compile(source, where or "--chat-template")
-        self.reads = Reads(
-            content=content_format(tree),
-            takes_text=takes_text(tree),
-            roles=Mentions(source, {"function": _OF_FUNCTIONS}),
-            fields=Mentions(source, {"thinking": _THINKING}),
-            variables=frozenset(meta.find_undeclared_variables(tree)),
-            writes=Mentions(source),
-            looks_for=looked_for(tree),
-        )
+            self._template, self.reads = _compile(source, where or "--chat-template")
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the prompt. Raises: RequestError if the template fails or is too costly"""
@@ -66,10 +58,21 @@ class ChatTemplate:
             return self._template.render(context)
 
 
-def _compile(source: str, where: str) -> tuple[jinja2.Template, nodes.Template]:
+@lru_cache(maxsize=4)
+def _compile(source: str, where: str) -> tuple[jinja2.Template, Reads]:
     sandbox = TemplateSandbox()
     try:
-        return sandbox.compile_bounded(source), sandbox.parse(source)
+        tree = sandbox.parse(source)
+        reads = Reads(
+            content=content_format(tree),
+            takes_text=takes_text(tree),
+            roles=Mentions(source, {"function": _OF_FUNCTIONS}),
+            fields=Mentions(source, {"thinking": _THINKING}),
+            variables=frozenset(meta.find_undeclared_variables(tree)),
+            writes=Mentions(source),
+            looks_for=looked_for(tree),
+        )
+        return sandbox.compile_bounded(tree), reads
     except (jinja2.TemplateError, RecursionError, RequestError) as error:
         raise ConfigError(
             f"the chat template cannot be compiled: {_reason(error)}",

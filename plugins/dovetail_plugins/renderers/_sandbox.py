@@ -169,10 +169,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             texts.append(part)
         return "".join(texts)
 
-    def compile_bounded(self, source: str) -> jinja2.Template:
-        """Return the template with the budget built in. Raises: jinja2.TemplateError"""
-        tree = _Bounder().visit(self.parse(source))
-        return self.from_string(tree)
+    def compile_bounded(self, tree: nodes.Template) -> jinja2.Template:
+        """Return the template with the budget built in. Raises: jinja2.TemplateError. Mutates:
+        tree"""
+        return self.from_string(_Bounder().visit(tree))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return an item. A key that is a list is hashed in full, so it may not be huge. Raises:

@@ -1,6 +1,6 @@
 """The sampler with Triton kernels against the sampler in torch operations, and its small parts.
 
-Run as a script with a vocabulary and a number of tokens that kernels hold, it compares both,
+Run as a script with vocabularies, each with a number of tokens that kernels hold, it compares both,
 step after step: whether kernels are interpreted is decided when a process starts. With a vocabulary
 alone it compiles the kernels with penalties, which no case of the op has.
 """
@@ -169,13 +169,8 @@ def in_a_process(interprets: str, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_draw_the_same() -> None:
-    in_a_process("1", "60", "4096")
-
-
-@pytest.mark.slow
-def test_kernels_draw_the_same_where_they_cannot_hold_what_may_count() -> None:
-    in_a_process("1", "300", "8")
+def test_kernels_draw_the_same_also_where_they_cannot_hold_what_may_count() -> None:
+    in_a_process("1", "60", "4096", "300", "8")
 
 
 @pytest.mark.slow
@@ -230,6 +225,7 @@ if __name__ == "__main__":
     else:
         from dovetail_kernels.sample import search
 
-        search.FOUND = int(sys.argv[2])
-        compare(int(sys.argv[1]))
-        check_heirs()
+        for words in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+            vocabulary, search.FOUND = map(int, words)
+            compare(vocabulary)
+            check_heirs()

@@ -274,6 +274,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_broken_adapter_is_told_by_file_and_key(engine: Any, tmp_path: Path, name: str) -> None:
     change, said, key = WRONG[name]

@@ -79,6 +79,7 @@ def checkpoint(folder: Path, architecture: str) -> Path:
     return write_tiny_checkpoint(folder, architecture, **{name: LAYERS})
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("architecture", LAST_MODULES)
 def test_as_if_it_were_added_to_the_layers(tmp_path: Path, architecture: str) -> None:
     folder = checkpoint(tmp_path / "base", architecture)

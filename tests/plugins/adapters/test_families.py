@@ -155,7 +155,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 """Linear layers that are not compared."""
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("family", NATIVE)
 def test_every_linear_layer(family: str, tmp_path: Path) -> None:
     skip_where_older(family)

@@ -94,6 +94,7 @@ def without_cache() -> FakeAsyncEngine:
     return engine
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("why", ["flag", "no cache", "fetched"])

@@ -60,6 +60,7 @@ def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(25))
 def test_streamed_equals_whole(seed: int) -> None:
     app, _ = app_for(Script(pieces=cut(ANSWER, seed)))

@@ -56,6 +56,7 @@ def call_in_prompt(path: str, given: Any) -> str:
     return prompt.partition("<tool_call>")[2].partition("</tool_call>")[0]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("given", ['{"a": ', "", "null", "[1]", '"x"', "x", None, [1], 3, True])
 def test_arguments_that_are_no_object_are_none(path: str, given: Any) -> None:

@@ -83,6 +83,7 @@ def test_the_page_has_rows_for_every_way() -> None:
     assert {row[1] for row in ROWS} == set(BODIES)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_an_error_is_what_its_row_says(row: list[str]) -> None:
     what, path, status, kind, code, words = row
@@ -98,6 +99,7 @@ def test_an_error_is_what_its_row_says(row: list[str]) -> None:
             assert not re.search(pattern, answer.text), pattern
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("path", BODIES)
 def test_agents_see_that_a_prompt_does_not_fit(agent: str, path: str) -> None:

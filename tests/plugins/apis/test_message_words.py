@@ -177,6 +177,7 @@ def test_documents_that_are_no_text_are_refused(source: Any) -> None:
     assert "messages[0].content[0].source" in answer.json()["error"]["message"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", LEFT)
 @pytest.mark.parametrize("content", [[], {"type": "error", "error_code": "unavailable"}, None])
 def test_blocks_of_services_do_not_end_a_session(kind: str, content: Any) -> None:

@@ -50,7 +50,7 @@ def prompt_of(engine: FakeAsyncEngine) -> str:
     return engine.tokenizer.decode(engine.asked[-1][2]["prompt"])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("finish_reason", ["stop", "length"])
 @pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
@@ -76,7 +76,7 @@ def test_every_event_is_of_the_clients_types(
             assert item.get(field) == expected.get(field)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("at", range(1, 40, 4))
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_cut_anywhere_is_of_the_clients_types(name: str, at: int) -> None:

@@ -85,6 +85,7 @@ def test_empty_text_is_content(path: str, role: str) -> None:
     assert send(app_for()[0], "POST", path, TURNS[path](turn)).status_code == 200
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", TOOLS)
 @pytest.mark.parametrize("name", ["a b", " a", "a\n", "a\u00a0b", ""])
 def test_names_with_blanks_are_refused_in_words(kind: str, name: str) -> None:

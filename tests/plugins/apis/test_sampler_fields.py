@@ -69,6 +69,7 @@ def served() -> Served:
     return app_for(engine=with_samplers())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize(("fields", "wrong"), FIELDS, ids=lambda one: str(one)[:24])
 def test_fields_of_samplers(served: Served, path: str, fields: Fields, wrong: Any) -> None:

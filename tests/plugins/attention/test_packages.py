@@ -211,6 +211,7 @@ def query(**changes: Any) -> AttentionQuery:
     return AttentionQuery(**(asked | changes))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("case", FITTING)
 def test_calls_mean_what_is_defined(name: str, case: str, doubles: Any) -> None:

@@ -111,7 +111,7 @@ def test_other_names_mean_the_same(name: str) -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    chosen = CLAUSES[:: sample_of(1, 2)]
+    chosen = CLAUSES[:: sample_of(1, 3)]
     wanted = " or ".join(f"({clause})" for clause in chosen)
     told = interpreted(
         "-m", "pytest", "-q", "-p", "dovetail_testing.plugin", "-p", "no:cacheprovider",
@@ -135,7 +135,7 @@ def test_scenes(scenes: tuple[str, ...]) -> None:
 @pytest.mark.e2e
 def test_models_draw_what_they_draw_with_torch(tmp_path: Path) -> None:
     """Prompts in chunks beside decodes, greedy: the same tokens, and logprobs as close as sums."""
-    names = ("Gemma3ForCausalLM", "Gemma3nForCausalLM", "LlamaForCausalLM")[: sample_of(3, 2)]
+    names = ("Gemma3ForCausalLM", "Gemma3nForCausalLM", "LlamaForCausalLM")[: sample_of(3, 1)]
     paths = [str(write_tiny_checkpoint(tmp_path / name, name)) for name in names]
     lines = interpreted(__file__, "model", *paths).splitlines()[-len(names) :]
     for name, line in zip(names, lines, strict=True):
@@ -197,7 +197,8 @@ def spans() -> None:
     import dovetail_kernels.paged_attention.triton as launches
 
     lens, counts = [200, 150, 20], [12, 24, 20]
-    for rules in ({}, {"window": 90, "soft_cap": 5.0}, {"is_causal": False}):
+    cases = ({"window": 90, "soft_cap": 5.0}, {"is_causal": False}, {})
+    for rules in cases[: sample_of(3, 2)]:
         q, step = _step(counts, lens, **rules)
         rows = list(q.split(counts))
         whole = _attended(step, rows, lens)
@@ -299,7 +300,8 @@ def log_sum_exps() -> None:
     import dovetail_kernels.paged_attention.triton as launches
 
     counts, lens = [1, 9, 1], [530, 150, 40]
-    for rules in ({}, {"window": 90, "soft_cap": 5.0}):
+    cases = ({"window": 90, "soft_cap": 5.0}, {})
+    for rules in cases[: sample_of(2, 1)]:
         q, step = _step(counts, lens, **rules)
         wanted = torch.cat([
             _row_lse(row, step, number, lens[number]) for number, row in enumerate(q.split(counts))

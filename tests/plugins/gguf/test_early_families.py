@@ -54,6 +54,7 @@ PLAIN = [name for name in CASES if not CASES[name].extra]
 """Cases without rotary factors, whose number follows from the size of heads."""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", PLAIN)
 def test_its_matrices_may_be_quantized(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(CASES[name], tmp_path / "hf", is_wide=True)

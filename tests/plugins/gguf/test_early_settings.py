@@ -58,6 +58,7 @@ def changed(model: GgufModel) -> Iterator[tuple[str, GgufModel]]:
         yield f"flat {extent.name}", replace(model, extents=(*rest, replace(extent, shape=(3,))))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", [*CASES, "deci", "deepseek"])
 def test_errors_are_of_the_configuration(name: str, tmp_path: Path) -> None:
     model = file_of(name, tmp_path)

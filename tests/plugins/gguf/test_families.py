@@ -65,7 +65,7 @@ def architecture_of(file: Path) -> str:
     return str(read_model(file).settings["general.architecture"])
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("case", CASES)
 def test_its_matrices_may_be_quantized(case: str, tmp_path: Path) -> None:
     """Types that change from matrix to matrix: fused ones are of several."""

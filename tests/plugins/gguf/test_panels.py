@@ -30,6 +30,7 @@ def sources(outputs: int, columns: int, *, is_gated: bool) -> torch.Tensor:
     return torch.cat([numbers, up], dim=1) if is_gated else numbers
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [64, 70, 6])
 @pytest.mark.parametrize("is_gated", [False, True])

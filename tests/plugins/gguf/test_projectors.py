@@ -137,7 +137,7 @@ def written(folder: Path, family: str) -> Path:
     return write_media_checkpoint(folder, family)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [(family, kind) for family in (*FAMILIES, *WHOLES) for kind in kinds_of(family)],
@@ -208,6 +208,7 @@ def test_an_unused_token_marks_places_if_the_vocabulary_lacks_theirs(
     assert (rows - right).abs().max() < WORST
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize(
     "family", ["Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration"]

@@ -78,6 +78,7 @@ def test_importances_lower_the_error_that_they_weigh(kind: str) -> None:
     assert error(heeded, weight, importances) < 0.98 * error(without, weight, importances)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", LLAMA_CPP)
 @pytest.mark.parametrize("value", [0.0, 0.37, -0.37, 1e-12, 3000.0])
 def test_rows_of_one_value(kind: str, value: float) -> None:

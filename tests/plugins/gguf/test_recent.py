@@ -80,6 +80,7 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
         read_config(file)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", gguf_recent.CASES)
 def test_settings_that_are_missing_or_wrong_are_named(case: str, tmp_path: Path) -> None:
     """Whatever one setting is, the config is made or an error names the file."""

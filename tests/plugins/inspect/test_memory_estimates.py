@@ -115,12 +115,14 @@ def check_activations(found: Inspected, noted: list[tuple[str, str]]) -> None:
     assert made == told
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_of_other_libraries(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / "quantized" / name, tmp_path / "model")
     compare(write_tiny_tokenizer(tmp_path / "model"))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_of_compressed_tensors(name: str, tmp_path: Path) -> None:
     source, folder = DATA / "compressed_tensors", tmp_path / "model"

@@ -432,6 +432,7 @@ def test_native(folder: Any, case: str) -> None:
     check_all_ways(path, PagedModel.load(path, backend="torch_sdpa"))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.few_isa
 @pytest.mark.parametrize("case", NATIVE)
 def test_products_may_be_written_over_residuals(

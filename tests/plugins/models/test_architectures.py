@@ -67,7 +67,7 @@ NOT_SERVED = {
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("model_type", SERVED)
 def test_served_as_transformers_computes(tmp_path: Path, model_type: str) -> None:
     verdict = verdict_of(write_tiny(tmp_path, model_type))

@@ -116,7 +116,7 @@ def test_vectors(name: str, tmp_path: Path) -> None:
     check(tmp_path, name, "token_embed", states)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("end", [SEQUENCE, TOKEN])
 def test_classes(name: str, end: str, tmp_path: Path) -> None:

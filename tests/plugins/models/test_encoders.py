@@ -209,6 +209,7 @@ def test_vectors(tmp_path: Path, name: str) -> None:
         check(llm, "embed", [POOLERS[FAMILIES[name].pooler](one) for one in states])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "end"), CLASSES)
 def test_classes(tmp_path: Path, name: str, end: str) -> None:
     model = written(tmp_path, FAMILIES[name], end)

@@ -34,6 +34,7 @@ NOT_SERVED = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("model_type", SERVED)
 def test_greedy_text_is_that_of_transformers(tmp_path: Path, model_type: str) -> None:
     """One medium, two, none, and one again; all in one batch and each alone."""

@@ -108,6 +108,7 @@ def test_safetensors(
     same_twice(run_of(path, **OPTIONS[name]), monkeypatch)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_checkpoints(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     same_twice(run_of(DATA / name, skip_tokenizer_init=True), monkeypatch)

@@ -55,6 +55,7 @@ SPEC = LinearSpec(
 )
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [32, 64, -1])
 @pytest.mark.parametrize("order", ["in place", "shared", "own"])

@@ -390,6 +390,7 @@ def test_by_default(name: str, folder: Path) -> None:
         assert error(found, wanted["exact"]) <= bound_of(name, wanted)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_bound_tells_them_apart(name: str, folder: Path) -> None:
     wanted = simulated(name, folder)

@@ -95,6 +95,7 @@ def test_blocks_are_the_packages(kind: str) -> None:
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_file_is_the_packages(architecture: str, tmp_path: Path) -> None:
     """Same tensors, types and bytes; same settings but for those that only one of them writes."""

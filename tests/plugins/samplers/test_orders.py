@@ -266,6 +266,7 @@ def fields_of_samplers() -> list[tuple[str, Any, Any]]:
     return found
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("field", "cls", "wrong"), fields_of_samplers())
 def test_wrong_settings_are_refused_by_name(field: str, cls: Any, wrong: Any) -> None:
     with pytest.raises(RequestError) as caught:

@@ -47,6 +47,7 @@ def some_tokens(chance: random.Random) -> list[int]:
     return found
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("seed", range(200))
 def test_as_a_plain_search_finds_it(seed: int) -> None:
     """At every token, also after the first one at which a pattern is there often enough."""

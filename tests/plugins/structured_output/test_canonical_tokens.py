@@ -140,6 +140,7 @@ def is_canonical(before: list[int], forced: list[int], vocabulary: Vocabulary) -
     return False
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=["object", "choice", "text"])
 def test_forced_tokens_are_those_of_the_tokenizer(

@@ -123,6 +123,7 @@ def input_of(parser: ToolParser, text: str) -> str:
     return found
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -145,6 +146,7 @@ def classes() -> dict[type[ToolParser], str]:
     return {k: n for k, n in entries.items() if "constrains_calls" in k.capabilities}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("syntax", sorted(classes().values()))
 def test_every_syntax(syntax: str, vocabulary: Vocabulary) -> None:
     grammar = 'start: A "</" B~1..3 "\\n"?\nA: /[a-z"<\\/]{1,3}/\nB: /[^a-z]{1,2}/'

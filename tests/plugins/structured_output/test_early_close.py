@@ -158,6 +158,7 @@ NOT_JSON: dict[str, tuple[Constraint, str]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("backend_name", ["guidance", "xgrammar"])
 @pytest.mark.parametrize("name", NOT_JSON)
 def test_texts_of_other_grammars_are_whole_at_the_limit(name: str, backend_name: str) -> None:

@@ -136,6 +136,7 @@ def random_grammar(chance: random.Random) -> str:
     return "\n".join(rules)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_grammars_mean_the_same_under_two_backends(
     seed: int, vocabulary: Vocabulary

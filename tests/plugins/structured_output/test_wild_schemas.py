@@ -64,6 +64,7 @@ def test_a_corpus_is_large_and_its_values_are_valid(folder: str) -> None:
             assert judge.fault(json.dumps(value).encode()) is None, case
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("group", GROUPS)
 def test_schemas_are_taken_and_nothing_wrong_with_them(group: str) -> None:
     made, chance, vocabulary = guidance(), random.Random(group), small_vocabulary()

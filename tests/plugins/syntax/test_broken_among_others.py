@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("name", "place", "bad"), CASES)
 def test_the_others_are_made(name: str, place: int, bad: str) -> None:
     before, between, behind = LISTS[name]

@@ -117,6 +117,7 @@ def plain_words(rng: random.Random, text: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(sample_of(2, 1)))
 @pytest.mark.parametrize("name", MADE)
 def test_the_tokens_are_those_of_the_whole_text(name: str, seed: int, tmp_path: Path) -> None:

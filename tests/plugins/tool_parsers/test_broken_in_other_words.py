@@ -48,6 +48,7 @@ def _read(name: str, text: str) -> Parsed:
     return whole
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(("name", "bad"), BROKEN)
 def test_the_others_are_made_and_the_broken_one_is_content(name: str, bad: str, place: int) -> None:

@@ -146,6 +146,7 @@ def constraint_of(parser: ToolParser, tool: Tool, most: int | None) -> Constrain
     return None if constraint is None else parser.calls_constraint(constraint, most)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_drawn_texts_are_calls(name: str, drawer: Drawer) -> None:
     plugin = registry.load("tool_parser", name)

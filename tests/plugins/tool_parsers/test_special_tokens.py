@@ -171,6 +171,7 @@ LENGTHS = (127, 128, 129, 200, 255, 256, 257, 400)
 PARSERS = {entry.target: entry.name for entry in registry.entries("tool_parser")}.values()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", PARSERS)
 def test_long_names_come_to_the_same_however_they_are_cut(name: str) -> None:
     parser: Any = registry.make(registry.choose("tool_parser", name))

@@ -305,6 +305,7 @@ LONG = sample_of(60_000, 20_000)
 LONG_S = 2.0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("parser", "start", "part"),
     [

@@ -110,6 +110,7 @@ def holds(flag: Flag, wanted: Any, make: Any) -> None:
     assert config.is_given(flag.name)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_the_command_line(flag: Flag) -> None:
     for text, wanted in zip(TEXTS, AS_WORDS[flag.value_type], strict=True):
@@ -118,6 +119,7 @@ def test_the_command_line(flag: Flag) -> None:
     holds(flag, dotted, lambda: by_words(f"{flag.spelling}.a.b", "1"))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_a_variable(flag: Flag) -> None:
     for text, wanted in zip(TEXTS, AS_TEXT[flag.value_type], strict=True):
@@ -128,6 +130,7 @@ def test_a_variable(flag: Flag) -> None:
         holds(flag, {"a": {"b": 1}}, lambda: by_variable(flag, '{"a": {"b": 1}}'))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_a_file(flag: Flag, tmp_path: Path) -> None:
     for value, wanted in zip(VALUES, AS_YAML[flag.value_type], strict=True):

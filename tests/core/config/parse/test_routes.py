@@ -83,6 +83,7 @@ def words_for(flag: Flag, value: Any) -> list[list[str]]:
             ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_route_gives_the_value(flag: Flag, tmp_path: Path) -> None:
     value = sample(flag)

@@ -179,6 +179,7 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("name", "path", "value", "ours"),
     [(name, *case) for name, cases in MAPPED.items() for case in cases],
@@ -226,6 +227,7 @@ def test_a_claimed_field_is_a_processors(name: str) -> None:
     assert name in claimed
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", named("refused") + named("claimed"))
 def test_a_refused_field_is_pointed_at(name: str) -> None:
     for path in ASKS:

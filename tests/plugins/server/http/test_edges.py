@@ -107,6 +107,7 @@ def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert KEYS[0] not in caplog.text
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
