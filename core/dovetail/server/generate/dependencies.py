@@ -13,8 +13,9 @@ from dovetail.server.generate.application import App
 State = TypeVar("State")
 
 
-def server_of(request: Request) -> App:
-    """Return the `App` of the application that received this request."""
+async def server_of(request: Request) -> App:
+    """Return the `App` of the application that received this request. A coroutine: FastAPI would
+    call a plain function in a thread, which waits for the interpreter while others stream."""
     server: App = request.app.state.server
     return server
 
