@@ -113,8 +113,9 @@ def quantization_page(note: str) -> str:
     parts += [_row(row, on_gpu.get((row["method"], row["stored"]))) for row in found["rows"]]
     shown = {row["method"] for row in found["rows"]}
     (kind,) = (kind for kind in registry.admin.describe() if kind["kind"] == "quantization")
-    built_in = (e["name"] for e in kind["entries"] if e["distribution"] == "dovetail-llm")
-    rest = sorted(name for name in built_in if name not in shown)
+    built_in = [e for e in kind["entries"] if e["distribution"] == "dovetail-llm"]
+    targets = {e["target"] for e in built_in if e["name"] in shown}
+    rest = sorted(e["name"] for e in built_in if e["target"] not in targets)
     if rest:
         parts.append(f"\nWithout figures: {', '.join(f'`{name}`' for name in rest)}.")
     parts.append(RANKS.rstrip())

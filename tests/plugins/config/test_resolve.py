@@ -128,6 +128,7 @@ def test_nothing_is_left_open(folder: Path) -> None:
         ({"model_impl": "transformers"}, "run.model_plugin.name", "transformers"),
         ({"model_impl": "vllm"}, "run.model_plugin.name", "LlamaForCausalLM"),
         ({"attention_backend": "TORCH_SDPA"}, "run.attention.name", "TORCH_SDPA"),
+        ({"tokenizer_mode": "deepseek_v32"}, "tokenizer.name", "deepseek_v32"),
         ({"served_model_name": ["a", "b"]}, "served_names", ("a", "b")),
         ({"disable_log_stats": True}, "stat_loggers.0.name", "prometheus"),
         ({"log_level": "debug"}, "log_level", "DEBUG"),
@@ -148,6 +149,12 @@ def test_fields_reach_the_spec(fields: dict[str, Any], path: str, value: Any, fo
     for name in path.split("."):
         found = found[int(name)] if name.isdigit() else getattr(found, name)
     assert found == value
+
+
+@pytest.mark.parametrize("name", ["modelopt", "modelopt_fp4"])
+def test_names_of_one_export_read_the_same_checkpoint(name: str, folder: Path) -> None:
+    rewrite(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    assert spec_of(folder, quantization=name).run.quantization.name == name
 
 
 def test_omp_num_threads_is_left_to_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from dovetail.config.config import Config
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.rules.drafts import speculation
 from dovetail.config.rules.drafts.keys import draft_keys
+from dovetail.config.rules.json_keys import read_keys
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.config.rules.steps import kv_transfer
 from dovetail.config.rules.steps.compile_level import step_making
@@ -92,7 +93,7 @@ def check_values(config: Config) -> None:
         speculation.asked_drafter(config.model, config.load, config.speculative, config.plugin)
     speculation.acceptance_of(config.speculative, config.plugin)
     if config.engine.kv_transfer_config:
-        transfer = kv_transfer.read_keys(
+        transfer = read_keys(
             kv_transfer.TransferKeys, config.engine.kv_transfer_config, kv_transfer.FLAG
         )
         kv_transfer._connector(transfer)
