@@ -133,14 +133,20 @@ def run(folder: Path, rows: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_run_on_the_demo_model(tmp_path: Path) -> None:
-    """float32 is the reference over again, in prompts and in decoding; an 8-bit cache is not."""
-    by_name = run(tmp_path, "float32;KV int8;llama.cpp")
-    exact, cached = by_name["float32"], by_name["KV int8"]
+    """float32 is the reference over again, in prompts and in decoding."""
+    by_name = run(tmp_path, "float32;llama.cpp")
+    exact = by_name["float32"]
     assert exact["tokens"] == 2 * 511 and exact["decoding"]["tokens"] == 2 * 17
-    assert max(exact["mean"], exact["decoding"]["mean"]) < 1e-4 < cached["mean"]
-    assert exact["top1"] > 0.999 and exact["kl"] < 1e-6 < cached["kl"]
+    assert max(exact["mean"], exact["decoding"]["mean"]) < 1e-4
+    assert exact["top1"] > 0.999 and exact["kl"] < 1e-6
     assert exact["missed"] == [] and 0 < exact["weights_mib"] < exact["peak_mib"]
     assert "absent" in by_name["llama.cpp"]["error"]
+
+
+@pytest.mark.full_only
+def test_a_run_with_an_8_bit_cache_is_no_reference(tmp_path: Path) -> None:
+    cached = run(tmp_path, "KV int8")["KV int8"]
+    assert cached["mean"] > 1e-4 and cached["kl"] > 1e-6
 
 
 @pytest.mark.full_only

@@ -27,7 +27,7 @@ from support.samples import sample_of
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
-NUM_REQUESTS = sample_of(60, 24)
+NUM_REQUESTS = sample_of(60, 12)
 PREFIX = "The quick brown fox jumps over the lazy dog. " * 4
 
 

@@ -19,7 +19,7 @@ from dovetail_plugins.scheduling_policies.priority import PriorityFirst
 from dovetail_testing.simulate import SimSettings, simulate
 from support.samples import sample_of
 
-NUM_SIMULATED_STEPS = sample_of(100_000, 30_000)
+NUM_SIMULATED_STEPS = sample_of(100_000, 12_000)
 
 
 class Rig:

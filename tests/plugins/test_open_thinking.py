@@ -103,7 +103,7 @@ def test_hostile_texts_in_open_thinking(reasoning_name: str, tool_name: str) -> 
     tool_parser = made("tool_parser", tool_name)
     markers = made("reasoning_parser", reasoning_name).markers
     chance = random.Random(5)
-    for number in range(sample_of(30, 10)):
+    for number in range(sample_of(30, 5)):
         text = random_text(tool_parser, chance)
         text += chance.choice(("", "", markers.end, f"{markers.end} so", markers.start))
 

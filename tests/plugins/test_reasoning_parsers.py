@@ -16,7 +16,7 @@ from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.parser_fuzz import examples
 from support.samples import sample_of
 
-NUM_CUTS = sample_of(400, 100)
+NUM_CUTS = sample_of(400, 60)
 
 
 def made(name: str) -> ReasoningParser:

@@ -9,7 +9,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dovetail.config.parse.argv import prepare
 from dovetail.config.parse.flags import FlagAction, add_newer
@@ -23,7 +23,8 @@ class Parser(argparse.ArgumentParser):
     """Parses one subcommand. `cli.main` handles `--help` and `--verbose` beforehand."""
 
     def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        super().__init__(prog=prog, usage=prog, description=description, add_help=False)
+        self.allow_abbrev = False
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments. Raises: ConfigError with the nearest flag's name."""
@@ -96,9 +97,3 @@ def take_switch(argv: Sequence[str], switch: str) -> tuple[list[str], bool]:
     end = list(argv).index("--") if "--" in argv else len(argv)
     words = [word for word in argv[:end] if word != switch]
     return words + list(argv[end:]), len(words) < end
-
-
-def add_argument_table(parser: argparse.ArgumentParser, rows: dict[str, dict[str, Any]]) -> None:
-    """Add plain options from a table: spelling -> argparse keywords. Mutates: parser."""
-    for spelling, keywords in rows.items():
-        parser.add_argument(*spelling.split(", "), **keywords)

@@ -149,11 +149,6 @@ class BatchLayout:
         """Return R."""
         return len(self.seq_lens_host)
 
-    @property
-    def is_decode_only(self) -> bool:
-        """Return whether every row computes exactly one token."""
-        return self.max_query_tokens == 1
-
 
 # One of these is made for each layer and step: a struct takes 0.2 us, a frozen dataclass 2 us.
 

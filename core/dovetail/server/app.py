@@ -68,7 +68,8 @@ def build_app(
     app.state.flags_by_path = flags_by_path(served.api for served in apis)
     for served in apis:
         _add_routes(app, served.api, frontend)
-    _add_hook_routes(app, engine)
+    if engine.spec.hooks:
+        hooks.tell(hooks.add_routes, {"app": app}, using=hooks.manager_of(engine.spec.hooks))
     add_front_door(
         app,
         frontend,
@@ -123,9 +124,3 @@ def _unsupported_task(route: Route, tasks: Sequence[str], server: App) -> Callab
 def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
     """Exempt a route's endpoint from the API key. Mutates: app"""
     app.state.open_endpoints.add(endpoint)
-
-
-def _add_hook_routes(app: FastAPI, engine: AsyncEngine) -> None:
-    if engine.spec.hooks:
-        manager = hooks.manager_of(engine.spec.hooks)
-        hooks.tell(hooks.add_routes, {"app": app}, using=manager)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
     instruction set.
     """
     facts = {
-        "layout": (LAYOUT_VERSION, library, isa, list(_code())),
+        "layout": (LAYOUT_VERSION, library, isa, _code()),
         "files": list(_files(run)),
         "model": run.model,
         "plugins": (run.model_plugin, run.load_format, run.quantization),
@@ -57,13 +58,16 @@ def _files(run: RunSpec) -> Iterator[tuple[str, int, int]]:
             yield str(file), facts.st_size, facts.st_mtime_ns
 
 
-def _code() -> Iterator[tuple[str, int, int]]:
-    """Yield path, bytes and time of change of the code that makes packed weights."""
+@cache
+def _code() -> list[tuple[str, int, int]]:
+    """Return path, bytes and time of change of the code that makes packed weights."""
     here = Path(__file__).resolve().parents[1]
+    found = []
     for package in _PACKAGES:
         for file in sorted((here / package).rglob("*.py")):
             facts = file.stat()
-            yield str(file.relative_to(here)), facts.st_size, facts.st_mtime_ns
+            found.append((str(file.relative_to(here)), facts.st_size, facts.st_mtime_ns))
+    return found
 
 
 def _distributions(selections: Iterable[Any]) -> list[str]:

@@ -37,7 +37,7 @@ from support.serving import app_for, send
 from support.whole_app import whole_client
 
 SCRIPT = Path(__file__).parents[2] / "support" / "accounting_process.py"
-KILLS = sample_of(20, 6)
+KILLS = sample_of(20, 3)
 TODAY = datetime.now(UTC).date().isoformat()
 
 

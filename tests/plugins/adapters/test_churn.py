@@ -10,7 +10,7 @@ from pathlib import Path
 from support.adapter_churn import churned
 from support.samples import sample_of
 
-ROUNDS = sample_of(240, 80)
+ROUNDS = sample_of(240, 40)
 
 
 def test_nothing_is_lost_and_memory_stays(tmp_path: Path) -> None:

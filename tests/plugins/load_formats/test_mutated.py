@@ -26,8 +26,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_testing.checkpoints import sample_tensors
+from support.samples import sample_of
 
-NUM_MUTANTS = 200
+NUM_MUTANTS = sample_of(200, 80)
 LIMIT_S = 5.0
 """Of one mutant. All 200 take a second or two."""
 DATA = Path(__file__).resolve().parents[2] / "data" / "tensorizer"

@@ -19,7 +19,7 @@ from support.samples import sample_of
 from support.schema_judge import Judge
 from support.schema_sampling import compiled_or_refusal
 
-NUM_SCHEMAS = sample_of(40, 15)
+NUM_SCHEMAS = sample_of(40, 8)
 NUM_WALKED = 12
 LEAVES: list[Any] = [
     *(True, False, {}, {"type": "integer"}, {"type": "string"}, {"const": 1}, {"enum": ["a", 2]}),

@@ -26,8 +26,7 @@ class BodyRoute(APIRoute):
     bounded by the context, those that are cancelled if the client leaves before the response
     starts, and those that take a body as JSON whatever its content type.
 
-    FastAPI reads an endpoint's signature when it is needed, at its first request or for the schema:
-    those of all routes would be 80 ms of every start."""
+    A signature is read at the first request, or for the schema: all of them would take 80 ms."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
         self.path, self.endpoint, self._settings = path, endpoint, settings
