@@ -105,8 +105,8 @@ INSTEAD: dict[str, dict[str, str]] = {
         "OLLAMA_MAX_QUEUE": "`--max-num-queued-reqs`",
         "OLLAMA_MAX_LOADED_MODELS": "`--models-memory-bytes`, what they may take together",
         "OLLAMA_KEEP_ALIVE": "`--idle-after-s`, of several models; one alone stays",
-        "OLLAMA_KV_CACHE_TYPE": "`--kv-cache-dtype`: `q8_0` is `int8`, `f16` is `float16`, `q4_0` is "
-        "`int4` or, closer to the model, `k8v4`",
+        "OLLAMA_KV_CACHE_TYPE": "`--kv-cache-dtype`: q8_0 is int8, f16 is float16, q4_0 is int4 "
+        "or, closer to the model, k8v4",
         "OLLAMA_FLASH_ATTENTION": "`--attention-backend`; the best one that runs is the default",
         "OLLAMA_GPU_OVERHEAD": "`--gpu-memory-utilization`",
         "OLLAMA_SCHED_SPREAD": "`--tensor-parallel-size`",

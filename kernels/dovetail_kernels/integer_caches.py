@@ -32,7 +32,7 @@ def bits_of(stored_size: int, size: int) -> tuple[int, int]:
     for bits in BITS.values():
         if cell_bytes(bits, size) == 2 * CELL_TOKENS * stored_size:
             return bits
-    raise AssertionError(f"{stored_size} bytes are no key of {size} numbers")
+    raise AssertionError(f"a key of {size} numbers does not take {stored_size} bytes")
 
 
 def size_fault(dtype: str, size: int) -> list[str]:

@@ -42,11 +42,11 @@ def _divisor(scale):
 @triton.jit
 def _store_grouped(low, high, numbers, groups, inside, group_inside, SIZE: tl.constexpr):
     """Store numbers of -127 .. 127 in 4 bits. Shapes: low and high [HEADS, GROUPS, 16]"""
-    most = tl.max(tl.maximum(low, high), axis=2)[:, :, None]
-    least = tl.min(tl.minimum(low, high), axis=2)[:, :, None]
-    fifteen = tl.full(most.shape, 15.0, tl.float32)
-    step = tl.minimum(tl.maximum(tl.ceil(tl.math.div_rn(most - least, fifteen)), 1.0), 17.0)
-    offset = _round((most + least) * 0.5 - 7.5 * step)
+    highest = tl.max(tl.maximum(low, high), axis=2)[:, :, None]
+    lowest = tl.min(tl.minimum(low, high), axis=2)[:, :, None]
+    fifteen = tl.full(highest.shape, 15.0, tl.float32)
+    step = tl.minimum(tl.maximum(tl.ceil(tl.math.div_rn(highest - lowest, fifteen)), 1.0), 17.0)
+    offset = _round((highest + lowest) * 0.5 - 7.5 * step)
     offset = tl.maximum(tl.minimum(offset, 127.0 - 15.0 * step), -128.0)
     a = tl.minimum(tl.maximum(_round(_quotient(low - offset, step)), 0.0), 15.0).to(tl.int32)
     b = tl.minimum(tl.maximum(_round(_quotient(high - offset, step)), 0.0), 15.0).to(tl.int32)

@@ -316,8 +316,6 @@ inline void unpack_partition(const Plan& plan, const Unit& unit, int64_t base, c
   for (key = key > base ? key : base; key < end; key += kCell) {
     const int64_t c = (key - base) / kCell;
     char* to = room.cells + c * unpacked_bytes(plan);
-    if (key + kCell < end)
-      for (int64_t b = 0; b < cell.bytes; b += 64) __builtin_prefetch(context->cells[c + 1] + b, 0, 3);
     unpack_cell(context->cells[c], cell, plan.layout, size, to, room.masks + c * kCell);
     context->cells[c] = to;
   }

@@ -90,10 +90,8 @@ def _walk(
         if BITS == 44 or BITS == 84:
             place = keys_at + block.to(tl.int64) * block_stride
             line = (key % BLOCK_TOKENS) * KV_HEADS + kv_head
-            k = packed_keys(
-                place, line, key, key_scales + beside, token_scales, at, inside, is_there,
-                BLOCK_TOKENS, KV_HEADS, SIZE, BITS,
-            )  # fmt: skip
+            k = packed_keys(place, line, key, key_scales + beside, token_scales, at, inside,
+                            is_there, BLOCK_TOKENS, KV_HEADS, SIZE, BITS)  # fmt: skip
         elif IS_MASKED or SIZE < WIDE:
             k = tl.load(keys_at + where, mask=inside, other=0.0)
         else:
