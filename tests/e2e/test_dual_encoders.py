@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail.multimodal.reader import MediaReader
 from dovetail.pooling_params import PoolingParams
+from support.media import png_of
 from support.server_process import ServerProcess
 from support.tiny_dual_encoders import (
     FAMILIES,
@@ -131,6 +133,7 @@ def test_images_by_every_door(served: Served) -> None:
         ({"image": "http://127.0.0.1/a.png"}, "media_forbidden"),
         ({"image": "aGVsbG8="}, "image"),
         ({"image": "%%%"}, "base64"),
+        ({"image": base64.b64encode(png_of(60_000, 60_000)).decode()}, "pixels"),
         ({"image": "aGVsbG8=", "text": "the cat"}, "a text or an image"),
     ],
 )
