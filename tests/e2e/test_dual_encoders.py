@@ -63,7 +63,12 @@ def test_vectors_equal_transformers(
     given = [TEXTS[0], images[0], images[1], TEXTS[1], images[2], TEXTS[2], images[3], images[0]]
     read = MediaReader._read
     num_read: list[int] = []
-    monkeypatch.setattr(MediaReader, "_read", lambda *a: (num_read.append(1), read(*a))[1])
+
+    def counted(*given: Any) -> Any:
+        num_read.append(1)
+        return read(*given)
+
+    monkeypatch.setattr(MediaReader, "_read", counted)
     with LLM(model=str(tmp_path / "model"), dtype="float32") as llm:
         prompts = [one if isinstance(one, str) else shown(one) for one in given]
         results = llm.embed(prompts, use_tqdm=False)
