@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail.multimodal.reader import MediaReader
 from dovetail.pooling_params import PoolingParams
+from support.media import png_of
 from support.server_process import ServerProcess
 from support.tiny_dual_encoders import (
     FAMILIES,
@@ -61,7 +63,12 @@ def test_vectors_equal_transformers(
     given = [TEXTS[0], images[0], images[1], TEXTS[1], images[2], TEXTS[2], images[3], images[0]]
     read = MediaReader._read
     num_read: list[int] = []
-    monkeypatch.setattr(MediaReader, "_read", lambda *a: (num_read.append(1), read(*a))[1])
+
+    def counted(*given: Any) -> Any:
+        num_read.append(1)
+        return read(*given)
+
+    monkeypatch.setattr(MediaReader, "_read", counted)
     with LLM(model=str(tmp_path / "model"), dtype="float32") as llm:
         prompts = [one if isinstance(one, str) else shown(one) for one in given]
         results = llm.embed(prompts, use_tqdm=False)
@@ -124,6 +131,18 @@ def test_images_by_every_door(served: Served) -> None:
         )
 
 
+def test_the_client_of_cohere(served: Served) -> None:
+    cohere = pytest.importorskip("cohere", reason="cohere is not installed")
+    images = [picture(50, 33, seed=1), picture(64, 40, seed=2)]
+    client = cohere.ClientV2(api_key="none", base_url=str(served.client.base_url).rstrip("/"))
+    how = {"model": "clip", "input_type": "image", "embedding_types": ["float"]}
+    want = [served.vector(one) for one in images]
+    by_images = client.embed(images=[data_url(one) for one in images], **how)
+    by_inputs = client.embed(inputs=[{"content": [part(one)]} for one in images], **how)
+    for found in (by_images, by_inputs):
+        np.testing.assert_allclose(found.embeddings.float_, want, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("sent", "what"),
     [
@@ -131,6 +150,7 @@ def test_images_by_every_door(served: Served) -> None:
         ({"image": "http://127.0.0.1/a.png"}, "media_forbidden"),
         ({"image": "aGVsbG8="}, "image"),
         ({"image": "%%%"}, "base64"),
+        ({"image": base64.b64encode(png_of(60_000, 60_000)).decode()}, "pixels"),
         ({"image": "aGVsbG8=", "text": "the cat"}, "a text or an image"),
     ],
 )

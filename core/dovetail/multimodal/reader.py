@@ -74,7 +74,8 @@ class MediaReader:
 
     def placeholder(self, kind: str) -> str:
         """Return the placeholder text of unread media."""
-        text: str = getattr(self._processor, f"{kind}_token", f"<{kind}>")
+        usual = (f"<{kind}>",) if self.takes_one_alone else ()
+        text: str = getattr(self._processor, f"{kind}_token", *usual)
         return text
 
     def numbered(self, text: str, index: int) -> str:

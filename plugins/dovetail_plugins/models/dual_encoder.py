@@ -1,14 +1,14 @@
 """Models with an encoder of texts and one of images, whose vectors are in one space.
 
-Both are transformers' modules with dovetail's linear layers. A prompt is a text or one image. Each
-text of a step runs alone, and its vector is repeated for all its tokens; an image is one token,
-whose vector its encoder makes.
+Both are transformers' modules with dovetail's linear layers. A prompt is a text or one image. The
+texts of a step run as one batch, and a text's vector is repeated for all its tokens; an image is
+one token, whose vector its encoder makes.
 Sources: Radford et al., CLIP, 2021; Zhai et al., SigLIP, 2023; Tschannen et al., SigLIP 2, 2025.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,13 @@ class DualEncoder(OneByOne, nn.Module, Model):
         opened = [m for path, m in names if path.endswith(OPENED) and type(m) is nn.Linear]
         exchange(context, full, "", config, opened)
         self.encoder: Any = full.eval().requires_grad_(False)
+        text = config.text_config
+        self._size = int(fields.get("projection_dim") or _size_of(text))
         self._length = self.padded_length(spec.max_position_tokens)
+        # After a text that is read from left to right, padding is seen by nothing.
+        self._padding = int(text.eos_token_id == 0)
         if self._length:
-            self._padding = padding_id(Path(spec.path), config.text_config.pad_token_id)
+            self._padding = padding_id(Path(spec.path), text.pad_token_id)
 
     def padded_length(self, max_tokens: int) -> int:
         """Return the length to which texts are padded (0: not at all)."""
@@ -81,32 +85,43 @@ class DualEncoder(OneByOne, nn.Module, Model):
         starts = (positions == 0).nonzero().flatten().tolist()
         counts = [end - start for start, end in pairwise([*starts, len(token_ids)])]
         media = step_media()
-        pictures: dict[int, torch.Tensor] = {}
-        if media is not None:
-            pictures = dict(zip(media.places.tolist(), media.vectors, strict=True))
-        texts = zip(starts, token_ids.split(counts), strict=True)
-        found = [
-            pictures[start][None] if start in pictures else self._of_text(text)
-            for start, text in texts
-        ]
-        width = max(one.shape[-1] for one in found)
-        return torch.cat([F.pad(one, (0, width - one.shape[-1])) for one in found])
+        found: dict[int, torch.Tensor] = {}
+        if media is not None:  # those of images that could not be encoded have another width
+            vectors = F.pad(media.vectors, (0, self._size))[:, : self._size]
+            found = dict(zip(media.places.tolist(), vectors, strict=True))
+        texts = dict(zip(starts, token_ids.split(counts), strict=True))
+        texts = {start: one for start, one in texts.items() if start not in found}
+        if texts:
+            found |= zip(texts, self._of_texts([*texts.values()]), strict=True)
+        pairs = zip(starts, counts, strict=True)
+        return torch.cat([found[start].expand(count, -1) for start, count in pairs])
 
-    def _of_text(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the vector of a text, once for each token. Shapes: token_ids [n] -> [n, D]"""
-        missing = max(0, self._length - len(token_ids))
-        ids = F.pad(token_ids, (0, missing), value=self._padding) if missing else token_ids
-        vector: torch.Tensor = self.encoder.get_text_features(input_ids=ids[None]).pooler_output
-        return vector.expand(len(token_ids), -1)
+    def _of_texts(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the vectors of texts. Shapes: texts [n] each -> [number of texts, D]"""
+        length = self._length or max(map(len, texts))
+        padded = [F.pad(one, (0, length - len(one)), value=self._padding) for one in texts]
+        ids = torch.stack(padded)
+        vectors: torch.Tensor = self.encoder.get_text_features(input_ids=ids).pooler_output
+        return vectors
+
+    def encode(
+        self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return the vectors of images, those of one shape together. Shapes: each [1, D]"""
+        shapes = {tuple(value.shape for value in one.values()) for one in features}
+        if len(shapes) > 1:
+            return super().encode(kind, features)
+        joined = {name: torch.cat([one[name] for one in features]) for name in features[0]}
+        return self.encode_one(kind, joined).split(1)
 
     def encode_one(self, kind: str, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the vector of an image. Shapes: [1, D]"""
+        """Return the vectors of images of one shape. Shapes: [number of images, D]"""
         given = {
             name: value.to(self._dtype) if value.is_floating_point() else value
             for name, value in features.items()
         }
-        vector: torch.Tensor = self.encoder.get_image_features(**given).pooler_output
-        return vector
+        vectors: torch.Tensor = self.encoder.get_image_features(**given).pooler_output
+        return vectors
 
 
 class PaddedDualEncoder(DualEncoder):
@@ -118,6 +133,12 @@ class PaddedDualEncoder(DualEncoder):
     def padded_length(self, max_tokens: int) -> int:
         """Return the length to which texts are padded: the longest."""
         return max_tokens
+
+
+def _size_of(text: Any) -> int:
+    """Return the size of a vector, by the settings of the encoder of texts."""
+    sizes = (getattr(text, name, None) for name in ("projection_size", "projection_dim"))
+    return int(next((size for size in sizes if size), text.hidden_size))
 
 
 def padding_id(folder: Path, usual: int | None) -> int:

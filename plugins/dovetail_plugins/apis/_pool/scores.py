@@ -91,7 +91,9 @@ async def scored(
         adapter=server.engine.spec.adapter_of(model),
     )
     answers = await answered(server, job, array_of)
-    return job.request_id, replace(answers, items=plan.scores(answers.items))
+    size = sum(one.size for one in answers.items)
+    scores = await text.threads.run(partial(plan.scores, answers.items), size)
+    return job.request_id, replace(answers, items=scores)
 
 
 async def _planned(text: ModelText, body: PoolFields, pairs: Pairs) -> Scoring:
