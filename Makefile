@@ -25,7 +25,7 @@ ISA_KERNELS := $(addprefix tests/, kernels/test_gemm_native.py kernels/test_gemm
   kernels/test_paged_attention.py kernels/test_draw.py kernels/test_program.py core/layers \
   core/sampling/test_kernels.py core/sampling/test_logprobs.py core/sampling/test_penalties.py \
   core/sampling/test_sampler.py plugins/gguf/test_types.py plugins/attention/test_native_cpu.py \
-  plugins/test_torch_sdpa.py)
+  plugins/test_torch_sdpa.py plugins/attention/test_packed_kv.py::test_chunks_and_neighbours_change_no_bit)
 ISA_ENGINE := tests/e2e/test_native_equals_torch.py::test_greedy_answers_are_those_of_torch[LlamaForCausalLM]
 ISA_ENGINES := $(addprefix tests/, plugins/attention/test_triton_paged.py::test_scenes[bits] plugins/quantization plugins/gguf/test_models.py \
   plugins/gguf/test_through_the_engine.py plugins/models/test_against_transformers.py \

@@ -99,6 +99,8 @@ ROWS = (
     Row(name=f"{LLAMACPP}, gguf-q8_0", checkpoint="gguf-q8_0", engine=LLAMACPP),
     Row(name=f"{LLAMACPP}, gguf-q4_0", checkpoint="gguf-q4_0", engine=LLAMACPP),
     _kv("int8", {"ppl_more": 0.005}),
+    _kv("k8v4", {"ppl_more": 0.005}),
+    _kv("int4"),
     _kv("fp8_e4m3", {"ppl_more": 0.01}),
     _kv("fp8_e5m2"),
 )
