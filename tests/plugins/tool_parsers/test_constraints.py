@@ -27,7 +27,7 @@ from support.samples import sample_of
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", sample_of(12, 4)))
+NUM_ANSWERS = int(os.environ.get("DOVETAIL_TEST_ANSWERS", sample_of(12, 6)))
 MAX_TOKENS = 400
 WITHOUT_CONSTRAINT = {
     "functiongemma": ("deep",),
