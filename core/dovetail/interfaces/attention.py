@@ -267,8 +267,8 @@ class AttentionBackend(Plugin):
         """Return the shape of one layer's cache tensor. The first or second axis is the block;
         these two axes may have any stride, but a block is contiguous.
 
-        Default: [2, N, P, K, D], keys and values. For int8, `head_size` includes the four bytes of
-        a key's scale.
+        Default: [2, N, P, K, D], keys and values. For integers, `head_size` includes the
+        bytes of scales and steps (`KVLayer.stored_size`).
         """
         return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
