@@ -26,6 +26,9 @@ _ADMIN = (
 NAMES = {
     "dovetail.layers.kept.Keeper": "dovetail.layers.kept.CachingLayer",
     "dovetail.layers.opaque.Opaque": "dovetail.layers.opaque.CompilerBoundary",
+    "dovetail.layers.attention.cross.CrossAttention": (
+        "dovetail_plugins.layers.attention.cross.CrossAttention"
+    ),
     "dovetail.interfaces.adapter_spec": "dovetail.interfaces.data.adapter_spec",
     "dovetail.interfaces.block_hash": "dovetail.interfaces.data.block_hash",
     "dovetail.interfaces.cache_facts": "dovetail.interfaces.data.cache_facts",

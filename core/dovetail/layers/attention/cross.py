@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from dovetail import moved
 from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CrossLayer
 from dovetail.layers.context import forward_context
 from dovetail.layers.kept import CachingLayer
+
+__getattr__ = moved.attributes(__name__)
 
 
 class CrossCache(CachingLayer):
