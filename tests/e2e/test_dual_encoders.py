@@ -134,11 +134,13 @@ def test_images_by_every_door(served: Served) -> None:
 def test_the_client_of_cohere(served: Served) -> None:
     cohere = pytest.importorskip("cohere", reason="cohere is not installed")
     images = [picture(50, 33, seed=1), picture(64, 40, seed=2)]
-    client = cohere.ClientV2(api_key="none", base_url=str(served.client.base_url).rstrip("/"))
+    url = str(served.client.base_url).rstrip("/")
     how = {"model": "clip", "input_type": "image", "embedding_types": ["float"]}
     want = [served.vector(one) for one in images]
-    by_images = client.embed(images=[data_url(one) for one in images], **how)
-    by_inputs = client.embed(inputs=[{"content": [part(one)]} for one in images], **how)
+    with httpx.Client(timeout=60.0) as http:
+        client = cohere.ClientV2(api_key="none", base_url=url, httpx_client=http)
+        by_images = client.embed(images=[data_url(one) for one in images], **how)
+        by_inputs = client.embed(inputs=[{"content": [part(one)]} for one in images], **how)
     for found in (by_images, by_inputs):
         np.testing.assert_allclose(found.embeddings.float_, want, atol=1e-4)
 

@@ -262,8 +262,13 @@ def _offered(entry: Entry, text: str) -> str:
 
 
 def _one_per_target(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries without aliases: only the first name of each target."""
-    return list({entry.target: entry for entry in reversed(list(entries))}.values())[::-1]
+    """Return the entries without aliases: of each target the name of its module, or the first."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        module = entry.target.partition(":")[0].rpartition(".")[2]
+        if entry.target not in found or entry.name == module:
+            found[entry.target] = entry
+    return list(found.values())
 
 
 def _class(plugin: Loaded) -> type[Plugin]:

@@ -60,7 +60,7 @@ SEES_ALL = ("colpali",)
 def with_model_below(raw: Json, folder: Path) -> Json:
     """Return the settings with those of the model below as the checkpoint's own; other types are
     returned unchanged. Raises: ConfigError without such settings"""
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type"))
     if model_type not in QUERIES:
         return raw
     below = raw.get(BELOW)

@@ -75,6 +75,12 @@ class Each(Pooler):
 class Doubling:
     """A model whose two classes are the first number of a state, and its double."""
 
+    def task_states(
+        self, task: str, states: torch.Tensor, token_ids: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the hidden states. Shapes: states [n, E] -> [n, E]"""
+        return states
+
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return the classes. Shapes: [S, E] -> [S, 2]"""
         assert pooled.dim() == 2

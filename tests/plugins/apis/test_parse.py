@@ -54,12 +54,16 @@ def test_registered_parsers_by_name_and_no_others() -> None:
         assert answer.json()["error"]["param"] == "tool_parser"
 
 
+BY_TEMPLATE = ("hf", "response_template")
+"""Parsers that read by a template of the checkpoint, which the fake one lacks."""
+
+
 def test_each_plugin_reads_its_own_samples() -> None:
     pytest.importorskip("dovetail_plugins")
     from dovetail import registry
 
     app, _ = app_for(parsers=Parsers())
-    for name in registry.names("tool_parser"):
+    for name in set(registry.names("tool_parser")) - {*BY_TEMPLATE}:
         for sample in registry.load("tool_parser", name).samples:
             tools = [
                 {"function": {"name": tool.name, "parameters": tool.parameters}}

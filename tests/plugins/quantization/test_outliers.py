@@ -412,6 +412,6 @@ def test_float_activations(name: str, folder: Path) -> None:
 
 def test_every_method_has_a_case() -> None:
     """Others that stand for the same layers: names of kernels, and methods of float8 alone."""
-    alike = {"fbgemm_fp8"}
+    alike = {"fbgemm_fp8", "modelopt_fp4"}
     missing = set(registry.names("quantization")) - {case.method for case in CASES.values()} - alike
     assert not missing
