@@ -158,7 +158,6 @@ def _check_demands(request: ClientRequest, answer: Answer) -> None:
         jsonschema.validate(json.loads(answer.text), request.schema)
 
 
-@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "request_", client_requests(), ids=lambda r: f"{r.program}-{r.name}".replace(" ", "_")
 )
