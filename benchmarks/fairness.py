@@ -2,8 +2,10 @@
 
 A has --crowd long requests open all the time, B sends a short request each second. Printed are B's
 times to the first token (median and 99th percentile) alone, under fcfs and under fair, and the
-throughput of the server in tokens per second and per second of processor time. The servers run one
-after another, in --rounds rounds. Uses the bundled demo model. Run with
+throughput of the server in tokens per second and per second of processor time. A's answers come
+whole, since a client that reads hundreds of streams on the same machine takes a processor for
+itself; --stream has them streamed. The servers run one after another, in --rounds rounds. Uses the
+bundled demo model. Run with
 PYTHONPATH=core:plugins:kernels from the repository root: python benchmarks/fairness.py
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import tempfile
 import time
@@ -31,6 +34,8 @@ SHORT = {"prompt_tokens": (24, 24), "max_tokens": (8, 8)}
 LONG = {"prompt_tokens": (100, 300), "max_tokens": (200, 400)}
 """The least and the most. Answers of one length would end in the same step for ever."""
 WARM_S = 3.0
+WARM_REQUESTS = 5
+"""The first requests of a server pay for what is made once."""
 PERIOD_S = 1.0
 
 
@@ -50,55 +55,77 @@ async def ask(
     random: Random,
     phase: Phase,
     size: dict[str, tuple[int, int]],
+    *,
+    stream: bool = True,
 ) -> float:
-    """Send one streamed request; return the seconds to its first token. Mutates: phase"""
+    """Send one request; return the seconds to its first token, or to its end without `stream`.
+    Mutates: phase"""
     body = {
         "prompt": [random.randrange(1000) for _ in range(random.randint(*size["prompt_tokens"]))],
-        "max_tokens": random.randint(*size["max_tokens"]), "ignore_eos": True, "stream": True,
+        "max_tokens": random.randint(*size["max_tokens"]), "ignore_eos": True, "stream": stream,
     }  # fmt: skip
     start_s, first_s = time.perf_counter(), float("inf")
     headers = {OWNER: owner}
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
         if answer.status_code != 200:
             raise SystemExit(f"status {answer.status_code}: {(await answer.aread()).decode()}")
+        if not stream:
+            await answer.aread()
+            return time.perf_counter() - start_s
         async for line in answer.aiter_lines():
             if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
                 first_s = min(first_s, time.perf_counter() - start_s)
-                phase.num_tokens += 1
     return first_s
 
 
-async def crowd(client: httpx.AsyncClient, count: int, phase: Phase) -> None:
+async def crowd(
+    client: httpx.AsyncClient, count: int, phase: Phase, options: argparse.Namespace
+) -> None:
     """Keep `count` long requests of A open until cancelled. Mutates: phase"""
 
     async def again(number: int) -> None:
         random = Random(number)
         while True:
-            await ask(client, "A", random, phase, LONG)
+            await ask(client, "A", random, phase, LONG, stream=options.stream)
 
     await asyncio.gather(*map(again, range(count)))
 
 
-async def measured(url: str, process: psutil.Process, count: int, seconds: float) -> Phase:
+async def num_generated(client: httpx.AsyncClient) -> int:
+    """Return the tokens that the server has generated."""
+    text = (await client.get("/metrics")).text
+    return int(
+        sum(map(float, re.findall(r"^dovetail:generation_tokens_total\S* (\S+)", text, re.M)))
+    )
+
+
+async def measured(
+    url: str, process: psutil.Process, count: int, options: argparse.Namespace
+) -> Phase:
     """Return what a server does with A's crowd (0: without) and B's requests."""
-    phase, random = Phase(), Random(7)
+    phase, random, seconds = Phase(), Random(7), options.seconds
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
-        others = asyncio.ensure_future(crowd(client, count, phase))
+        for _ in range(WARM_REQUESTS):
+            await ask(client, "B", random, phase, SHORT)
+        others = asyncio.ensure_future(crowd(client, count, phase, options))
         await asyncio.sleep(WARM_S)
-        phase.num_tokens, start_s, used_s = 0, time.perf_counter(), processor_s(process)
+        before, start_s, used_s = (
+            await num_generated(client),
+            time.perf_counter(),
+            processor_s(process),
+        )
         asked = []
         while time.perf_counter() - start_s < seconds:
             asked.append(asyncio.ensure_future(ask(client, "B", random, phase, SHORT)))
             await asyncio.sleep(PERIOD_S)
         phase.wall_s = time.perf_counter() - start_s
         phase.processor_s = processor_s(process) - used_s
-        num_tokens = phase.num_tokens
+        phase.num_tokens = await num_generated(client) - before
         waited = time.perf_counter()
         done, open_ = await asyncio.wait(asked, timeout=seconds)
         late_s = time.perf_counter() - waited
         phase.first_s = [one.result() for one in done] + [seconds + late_s for _ in open_]
-        phase.num_tokens = num_tokens
         for task in (*open_, others):
             task.cancel()
         await asyncio.gather(*open_, others, return_exceptions=True)
@@ -111,7 +138,7 @@ def phase_of(policy: str, count: int, options: argparse.Namespace) -> Phase:
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
         url, _, process = stack.enter_context(serving([*FLAGS, *rows], log))
-        return asyncio.run(measured(url, process, count, options.seconds))
+        return asyncio.run(measured(url, process, count, options))
 
 
 def main() -> None:
@@ -120,6 +147,7 @@ def main() -> None:
     parser.add_argument("--crowd", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--stream", action="store_true", help="stream A's answers, too")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     cases = {"alone": ("fcfs", 0), "fcfs": ("fcfs", options.crowd), "fair": ("fair", options.crowd)}
