@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import queue
 import secrets
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +33,8 @@ MAX_SOCKET_PATH_BYTES = 100
 RECONNECT_MS = 10
 # A client this many messages behind has stopped or died: do not buffer more for it.
 MAX_QUEUED_MESSAGES = 100_000
-DRAIN_BATCH = 64
+DRAIN_S = 0.002
+"""How long a client reads messages at a stretch: meanwhile its event loop accepts no request."""
 
 OnMessage = Callable[[FromEngine], None]
 OnLost = Callable[[str], None]
@@ -201,14 +204,15 @@ class ZmqClientEnd:
             self._is_drain_due = True
             self._loop.call_soon(self._drain)
 
-    def _drain(self) -> None:
-        """Deliver up to DRAIN_BATCH messages, then let the loop do other work."""
+    def _drain(self, limit_s: float = DRAIN_S) -> None:
+        """Deliver messages, and after `limit_s` let the loop do other work in between."""
         self._is_drain_due = False
-        for _ in range(DRAIN_BATCH):
-            if self._socket.closed or not _has_message(self._socket):
-                return
+        end_s = time.monotonic() + limit_s
+        while not self._socket.closed and _has_message(self._socket):
             self._on_message(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-        self._drain_soon()
+            if time.monotonic() > end_s:
+                self._drain_soon()
+                return
 
     def _look_at_monitor(self) -> None:
         is_lost = False
@@ -216,7 +220,7 @@ class ZmqClientEnd:
             parts = self._monitor.recv_multipart(zmq.NOBLOCK)
             is_lost |= parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
         if is_lost:
-            self._drain()  # deliver its last messages, if any
+            self._drain(math.inf)  # deliver its last messages, if any
             self._on_lost("the engine process closed its connection.")
 
     def close(self) -> None:

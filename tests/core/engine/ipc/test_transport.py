@@ -100,6 +100,35 @@ def test_messages_go_both_ways_in_order(address: str) -> None:
     asyncio.run(main())
 
 
+def test_the_loop_does_other_work_between_messages_that_take_long(address: str) -> None:
+    """A backlog of an engine's outputs does not stop the process from accepting requests."""
+
+    async def main() -> None:
+        engine = ZmqEngineEnd(address)
+        client = ZmqClientEnd(address)
+        heard: list[FromEngine] = []
+
+        def slow(message: FromEngine) -> None:
+            time.sleep(transport.DRAIN_S)
+            heard.append(message)
+
+        client.attach(asyncio.get_running_loop(), slow, lambda reason: None)
+        client.send(ClientHello())
+        ((name, _),) = receive(engine, 1)
+        assert all(engine.send(name, Updates()) for _ in range(40))
+        time.sleep(0.1)  # all have arrived
+        longest = before = 0
+        async with asyncio.timeout(10):
+            while len(heard) < 40:
+                await asyncio.sleep(0)
+                longest, before = max(longest, len(heard) - before), len(heard)
+        assert longest <= 2
+        client.close()
+        engine.close()
+
+    asyncio.run(main())
+
+
 def test_a_message_sent_while_another_arrives_is_not_missed(address: str) -> None:
     """ZeroMQ's descriptor signals edges: a send may swallow one."""
 
