@@ -123,8 +123,10 @@ ARG_START, ARG_END = 45, 46
 class Forks:
     """A process with imports that forks children, at the other end of a socket."""
 
+    _lock = threading.Lock()
+    """Of all of them: whether this process adopts orphans is one switch."""
+
     def __init__(self, end: socket.socket, environment: Mapping[str, str]) -> None:
-        self._lock = threading.Lock()
         self._end = end
         self.environment = _imported(environment)
 
