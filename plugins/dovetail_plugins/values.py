@@ -44,11 +44,11 @@ KV_CACHE_DTYPE_INT8 = Value(
     summary="8 bits, a scale per token and kv head (native_cpu, triton)", value="int8"
 )
 KV_CACHE_DTYPE_K8V4 = Value(
-    summary="keys in 8 bits, values in 4: 6.25 bits and a scale, closer than int8 (native_cpu)",
+    summary="keys in 8 bits, values in 4: 6.25 bits a number and a scale (native_cpu, triton)",
     value="k8v4",
 )
 KV_CACHE_DTYPE_INT4 = Value(
-    summary="4 bits, a step per 32 numbers: 4.75 bits and a scale, less exact (native_cpu)",
+    summary="4 bits: 4.75 bits a number and a scale, less exact (native_cpu, triton)",
     value="int4",
 )
 KV_CACHE_DTYPE_FP8 = Value(summary="the same as fp8_e4m3", value="float8_e4m3fn")

@@ -32,7 +32,7 @@ CLAUSE_OPTION = "--dovetail-clause"
 SAMPLE_OPTION = "--dovetail-sample"
 WORKER = "PYTEST_XDIST_WORKER"
 FRESH = "fresh"
-"""The fixture of clauses that import a plugin in a process of its own."""
+"""Name of the fixture that imports a plugin in a new process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

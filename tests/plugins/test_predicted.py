@@ -54,7 +54,7 @@ def test_nothing_is_drafted_from_an_empty_prediction() -> None:
     ],
 )
 def test_the_place_is_found_again_after_a_change(answer: Sequence[int], lost: int) -> None:
-    """A change costs about the steps of its own tokens, and two to find the place."""
+    """A change costs one step per changed token, and up to two more to find the place again."""
     assert num_steps(answer, TEXT) <= num_steps(TEXT, TEXT) + lost + 1
 
 

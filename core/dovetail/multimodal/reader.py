@@ -45,21 +45,19 @@ class MediaReader:
         self._folder = processor_folder(model)
         self._processor = _processor(model, self._folder)
         vision = model.whole_config.get("vision_config") or {}
-        scale = vision.get("tokens_per_second") or facts_of(model.whole_config).positions_per_second
-        self._time_scale = float(scale)
+        facts = facts_of(model.whole_config)
+        self._time_scale = float(vision.get("tokens_per_second") or facts.positions_per_second)
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
-        facts = facts_of(model.whole_config)
         self.takes_one_kind, self.takes_one_alone = facts.media_apart, facts.media_alone
         self._rate_hz = rate_of(self._processor)
         self._merged = int(vision.get("spatial_merge_size") or 1)
-        self.token_ids = {
-            kind: found
-            for kind in spec.kinds
-            if (found := token_of(model.whole_config, kind)) is not None
-            or (found := 0 if facts.media_alone else None) is not None
-        }
+        # A medium that is a whole prompt is in no text, so any token can stand for it.
+        found = {kind: token_of(model.whole_config, kind) for kind in spec.kinds}
+        without = 0 if facts.media_alone else None
+        tokens = {kind: without if token is None else token for kind, token in found.items()}
+        self.token_ids = {kind: token for kind, token in tokens.items() if token is not None}
 
     @property
     def place_ids(self) -> dict[str, int]:

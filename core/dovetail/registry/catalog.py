@@ -78,7 +78,10 @@ class Catalog:
         return f"{name}@{BUILT_IN}" if is_shared else name
 
     def _matches(self, kind: str, spec: str, place: str) -> list[Entry]:
-        """Return the entries a name refers to, those of given files alone. Raises: UnknownPlugin"""
+        """Return the entries a name refers to. A file given by flag replaces installed plugins.
+
+        Raises: UnknownPlugin
+        """
         found = [entry for entry in self.entries(kind) if names.is_named(entry, spec)]
         if not found:
             raise names.unknown(kind, spec, place, names=self.names(kind), hidden=list(self._all()))

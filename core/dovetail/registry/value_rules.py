@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail_kernels.integer_caches import BITS
+
 _TARGET = re.compile(r"([A-Za-z_]\w*(\.\w+)*|\S.*\.py):[A-Za-z_]\w*(\.\w+)*")
 _SEVERITIES = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _COMPUTED = ("float64", "float32", "float16", "bfloat16")
-_CACHED = (*_COMPUTED, "float8_e4m3fn", "float8_e5m2", "int8", "k8v4", "int4")
+_CACHED = (*_COMPUTED, "float8_e4m3fn", "float8_e5m2", *BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

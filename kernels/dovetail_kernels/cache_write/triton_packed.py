@@ -1,7 +1,7 @@
 """cache_write in Triton for a cache of 4 bits: a program stores a token's keys, or its values.
 
-First keys of 16 tokens come in a launch of their own, since others may be stored as differences
-from them. Divisions round as torch's do, so that bits are those of the definition.
+The first key of every 16 tokens is stored by an earlier launch, since the others may be stored as
+differences from it. Divisions round as torch's do, so the result equals the reference bit for bit.
 """
 
 from __future__ import annotations

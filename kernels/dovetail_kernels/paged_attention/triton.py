@@ -139,8 +139,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attended values. Tokens and heads of q may be strided; a row of length 0 gets 0.
     `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's. With scales
-    `bits` are those of keys and values (see `integer_caches`); of fewer than 8, cache and scales
-    come from `triton_packed.parts_of`.
+    `bits` are the bits of a key's number and of a value's (see `integer_caches`); below 8, cache
+    and scales come from `triton_packed.parts_of`.
 
     Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1], seq_lens
     [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].

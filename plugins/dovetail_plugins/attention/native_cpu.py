@@ -17,12 +17,11 @@ from dovetail.interfaces.attention import (
     LatentCall,
 )
 from dovetail.interfaces.plugin import Info
-from dovetail_kernels.integer_caches import BITS, size_fault
+from dovetail_kernels.integer_caches import BITS, CELL_TOKENS, size_fault
 
 if TYPE_CHECKING:
     import torch
 
-CELL_TOKENS = 16
 MAX_HEAD_SIZE = 512
 LATENT_DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = (*LATENT_DTYPES, "float8_e4m3fn", "float8_e5m2", *BITS)

@@ -81,7 +81,7 @@ class TritonPaged(AttentionBackend):
             if query.kv_dtype == "int8" and size % SCALE_BYTES:
                 reasons.append(f"int8 needs a head size in multiples of 4, it is {size}")
             reasons += size_fault(query.kv_dtype, size)
-        if query.kv_dtype in ("k8v4", "int4") and query.block_tokens % CELL_TOKENS:
+        if 4 in BITS.get(query.kv_dtype, ()) and query.block_tokens % CELL_TOKENS:
             reasons.append(
                 f"4 bits need --block-size in multiples of {CELL_TOKENS}, not {query.block_tokens}"
             )

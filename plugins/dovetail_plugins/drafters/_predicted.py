@@ -1,4 +1,6 @@
-"""Prediction: follows an answer through the text that a client predicts for it.
+"""PredictingDrafter: base of drafters that take the answer which a client predicts.
+
+Prediction follows an answer through that text.
 
 While the answer is as predicted, the rest of the prediction is the draft. After another token the
 place is taken to be one further (a word was replaced); if that is wrong as well, the last tokens
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+
+from dovetail.interfaces.drafter import Drafter
 
 MAX_PLACES = 16
 """Places looked at per call, so that a common pair of tokens cannot make a step slow."""
@@ -76,21 +80,25 @@ class Prediction:
         return length
 
 
-class Predictions:
-    """The predictions of live requests."""
+class PredictingDrafter(Drafter):
+    """Keeps the predictions of live requests."""
+
+    capabilities = frozenset({"predictions"})
 
     def __init__(self) -> None:
-        self._live: dict[str, Prediction] = {}
+        self._predictions: dict[str, Prediction] = {}
 
     def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
         """Take a request's prediction. Mutates: self"""
-        self._live[request_id] = Prediction(num_prompt_tokens, token_ids)
+        self._predictions[request_id] = Prediction(num_prompt_tokens, token_ids)
 
-    def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """Return what a request's prediction says comes next. Mutates: self"""
-        found = self._live.get(request_id)
+    def predicted(
+        self, request_id: str, token_ids: Sequence[int], max_tokens: int
+    ) -> Sequence[int]:
+        """Return what a request's prediction says comes next; empty without one. Mutates: self"""
+        found = self._predictions.get(request_id)
         return () if found is None else found.propose(token_ids, max_tokens)
 
     def forget(self, request_id: str) -> None:
         """Drop a request's prediction. Mutates: self"""
-        self._live.pop(request_id, None)
+        self._predictions.pop(request_id, None)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.drafters._predicted import Predictions
+from dovetail_plugins.drafters._predicted import PredictingDrafter
 
 MAX_CANDIDATES = 32
 """Earlier places looked at per call, so that a common n-gram cannot make a step slow."""
@@ -113,29 +112,24 @@ class TokenIndex:
         return length
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(PredictingDrafter):
     """One index per request, about 120 bytes a token; a call takes a few microseconds."""
 
     info = Info(
         summary="drafts what followed an earlier occurrence of the last tokens (prompt lookup)",
         source="https://github.com/apoorvumang/prompt-lookup-decoding",
     )
-    capabilities = frozenset({"predictions"})
     Options = NgramOptions
 
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
+        super().__init__()
         self._lengths: tuple[int, int] = options.lengths
         self._indexes: dict[str, TokenIndex] = {}
-        self._predictions = Predictions()
-
-    def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
-        """Take a client's guess of an answer. Mutates: self"""
-        self._predictions.expect(request_id, num_prompt_tokens, token_ids)
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """Return what a prediction says, or the tokens after the best earlier place; a short loop
         is gone round again."""
-        predicted = self._predictions.propose(request_id, token_ids, max_tokens)
+        predicted = self.predicted(request_id, token_ids, max_tokens)
         if predicted:
             return predicted
         index = self._indexes.get(request_id)
@@ -153,5 +147,5 @@ class NgramDrafter(Drafter):
 
     def forget(self, request_id: str) -> None:
         """Drop the request's index and prediction."""
-        self._predictions.forget(request_id)
+        super().forget(request_id)
         self._indexes.pop(request_id, None)

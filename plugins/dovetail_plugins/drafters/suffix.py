@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.drafters._predicted import Predictions
+from dovetail_plugins.drafters._predicted import PredictingDrafter
 from dovetail_plugins.drafters._suffixes import GAP, LEAST_MATCH, SuffixIndex
 
 MAX_FINISHED_TOKENS = 1 << 20
@@ -68,17 +67,18 @@ class _Own:
         self.num_tokens = 0
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(PredictingDrafter):
     """One index per live request, one of all finished answers; a call takes some microseconds."""
 
     info = Info(
         summary="drafts what most often followed the last tokens, also in finished answers",
         source="https://arxiv.org/abs/2411.04975",
     )
-    capabilities = frozenset({"remembers", "predictions"})
+    capabilities = PredictingDrafter.capabilities | {"remembers"}
     Options = SuffixOptions
 
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
+        super().__init__()
         depth: int = options.suffix_decoding_max_tree_depth
         self._most_matched = depth - 1
         self._factor: float = options.suffix_decoding_max_spec_factor
@@ -89,11 +89,6 @@ class SuffixDrafter(Drafter):
         self._live: dict[str, _Own] = {}
         self._finished = SuffixIndex()
         self._starts: deque[int] = deque()
-        self._predictions = Predictions()
-
-    def expect(self, request_id: str, num_prompt_tokens: int, token_ids: Sequence[int]) -> None:
-        """Take a client's guess of an answer. Mutates: self"""
-        self._predictions.expect(request_id, num_prompt_tokens, token_ids)
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """Return what a prediction says, or the draft from which more is expected: of the request's
@@ -103,7 +98,7 @@ class SuffixDrafter(Drafter):
             own = self._live[request_id] = _Own(len(token_ids))
         own.index.extend(token_ids[own.num_tokens :])
         own.num_tokens = len(token_ids)
-        predicted = self._predictions.propose(request_id, token_ids, max_tokens)
+        predicted = self.predicted(request_id, token_ids, max_tokens)
         if predicted:
             return predicted
         draft, score = self._best(own.index, token_ids, max_tokens)
@@ -123,7 +118,7 @@ class SuffixDrafter(Drafter):
 
     def forget(self, request_id: str) -> None:
         """Drop the request's index and prediction, and remember its answer."""
-        self._predictions.forget(request_id)
+        super().forget(request_id)
         own = self._live.pop(request_id, None)
         if own is None or not self._max_finished:
             return

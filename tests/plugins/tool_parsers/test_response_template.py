@@ -206,6 +206,6 @@ def test_the_template_comes_from_the_checkpoint_or_from_a_file(tmp_path: Path) -
 
 
 def test_texts_that_end_the_content_are_left_out() -> None:
-    """<turn|> and its like are no part of an answer's content."""
+    """Texts that end a turn, such as <turn|>, are not part of the content."""
     assert "<turn|>" in ResponseTemplate(OPTIONS, GEMMA).layout
     assert TemplateField(GEMMA, "content").opening is None

@@ -203,7 +203,7 @@ class KVLayer(msgspec.Struct, frozen=True, kw_only=True, tag="keys_and_values"):
     def stored_size(self) -> int:
         """Return the elements of a token's key in one kv head; its value has the same number.
 
-        Integers have scales, and those of 4 bits steps, which are counted too.
+        Includes the scales of integers, and the steps of 4-bit numbers.
         """
         return stored_size(self.dtype, self.head_size)
 

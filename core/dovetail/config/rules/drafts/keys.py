@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 FLAG = "--speculative-config"
 ACCEPTANCE = "acceptance_method"
 _ACCEPTANCE_OPTIONS = ("posterior_threshold", "posterior_alpha")
-_SAME = "a drafter computes with the kernels of the model"
-_ELSEWHERE = {
+_SWITCHES = {
     "disable_logprobs": "logprobs are reported as without speculation, and cost nothing where no "
     "request asks for them",
     "disable_mqa_scorer": "the drafts of a request are always verified in one pass, in the "
     "request's own row",
-    "attention_backend": _SAME,
-    "moe_backend": _SAME,
 }
-"""Choices of implementations that do not exist here -> what always happens instead."""
-_MODIFIERS = {ACCEPTANCE, *_ACCEPTANCE_OPTIONS, *_ELSEWHERE}
+"""Parts that can be turned off elsewhere -> what always happens here instead."""
+_KERNELS = ("attention_backend", "moe_backend")
+"""Kernels that a drafter can choose elsewhere; here it uses the model's."""
+_UNUSED = (*_SWITCHES, *_KERNELS)
+_MODIFIERS = {ACCEPTANCE, *_ACCEPTANCE_OPTIONS, *_UNUSED}
 """Keys that do not enable speculation by themselves."""
 _CODE = "code_revision"
 
@@ -75,11 +75,16 @@ def tell_unused(speculative: SpeculativeConfig) -> None:
     """Log the keys that have no effect here, and why. Raises: ConfigError"""
     raw = speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
-    for key, why in _ELSEWHERE.items():
-        if key in given and (why is _SAME or convert(given[key], bool, f"{FLAG}.{key}")):
+    for key, why in _SWITCHES.items():
+        if key in given and convert(given[key], bool, f"{FLAG}.{key}"):
             log.info("%s.%s has no effect: %s.", FLAG, key, why)
+    for key in _KERNELS:
+        if key in given:
+            log.info(
+                "%s.%s has no effect: a drafter computes with the kernels of the model.", FLAG, key
+            )
     if set(given) <= _MODIFIERS:
-        for key in sorted(set(given) - set(_ELSEWHERE)):
+        for key in sorted(set(given) - set(_UNUSED)):
             log.info("%s.%s has no effect: nothing is drafted without a method.", FLAG, key)
 
 
@@ -91,7 +96,7 @@ def _read(settings: dict[str, Any]) -> DraftKeys:
             where=f"{FLAG}.{_CODE}",
             fix="leave it out.",
         )
-    for key in _ELSEWHERE:
+    for key in _UNUSED:
         settings.pop(key, None)
     return DraftKeys(
         method=_text(settings, "method"),
