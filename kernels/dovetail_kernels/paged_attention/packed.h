@@ -2,7 +2,7 @@
 //
 // A token's numbers are first what int8 would store: whole numbers n of -127 .. 127 and one scale. In
 // 4 bits, n becomes step * q + offset, q 0 .. 15, with a step of 1 .. 17 and an offset of 8 bits per 32
-// numbers; that is again a whole number of 8 bits, so the products are those of int8, exactly.
+// numbers; that is again a whole number of 8 bits, so products are as exact as int8's.
 //
 // Keys of trained models have a large part that all share (Qwen2.5: 10 times the rest), which would
 // take all of the 4 bits. So a key may be stored as its difference from the first key of its cell,
@@ -10,9 +10,13 @@
 // its own. The first key of a cell itself is stored in 8 bits. KIVI and KVQuant remove that part by
 // statistics per channel, which would need many tokens before the first can be stored.
 //
-// A stored cell: keys [D / 32][8][16 keys][2], or [D / 2][16][2] in 8 bits; values
-// [D / 32][8][16 columns][2 keys]; a byte's upper half is the number 16 further on in D; for keys of 4 bits, then for values, [D / 32] times 16 steps and 16 offsets; the
-// first key [D] with keys of 4 bits; scales [2][16] float.
+// A stored cell, in this order:
+//   keys    [D / 32][8][16 keys][2] bytes with 4 bits; [D / 2][16][2] with 8
+//   values  [D / 32][8][16 columns][2 keys] bytes
+//   steps   [D / 32][16 steps, 16 offsets], of keys if they have 4 bits, then of values
+//   first   [D] bytes, the first key in 8 bits, if keys have 4
+//   scales  [2][16] floats
+// The upper half of a byte is the number 16 further on in D.
 // Sources: Liu et al., KIVI, 2024; Hooper et al., KVQuant, 2024; Ashkboos et al., QuaRot, 2024.
 #pragma once
 

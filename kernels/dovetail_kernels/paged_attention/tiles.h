@@ -230,7 +230,7 @@ DT_INLINE void add_positions(float* s, int first, int last, int64_t base, const 
     store(s + k, fma(slope, min(past, sub(zero(), past)), load(s + k)));
 }
 
-// Adds the score of a cell's first key to those of keys that are stored as differences from it.
+// Keys stored as differences from their cell's first key: adds the first key's score to theirs.
 DT_INLINE void add_first(float* s, const uint32_t* masks, int first, int end) {
   for (int c = first; c < end; c += kCell) {
     const IVec own = iset1(static_cast<int32_t>(to_bits(s[c])));
