@@ -1,7 +1,7 @@
 """The wheel's build hook: compiles the native kernels and puts them into the wheel.
 
 A wheel gets every instruction set of its machine type, an editable install those that this machine
-can run. Without a compiler there are none and everything runs on torch. Imports nothing of
+uses. Without a compiler there are none and everything runs on torch. Imports nothing of
 dovetail: the recipe is run by its path, so that an isolated build needs no torch.
 """
 
@@ -27,7 +27,7 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
         """Compile before the files are gathered. Mutates: build_data"""
         cpu = Path(self.root, CPU)
         recipe = runpy.run_path(str(cpu / "recipe.py"))
-        sets = recipe["usable_sets"]() if version == EDITABLE else None
+        sets = recipe["source_sets"]() if version == EDITABLE else None
         start_s = time.perf_counter()
         library = recipe["build"](cpu / "_lib", sets=sets, tell=tell)
         if library is None:

@@ -141,6 +141,22 @@ def test_the_sets_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert recipe.usable_sets() == ("neon",)
 
 
+def test_a_tree_compiles_the_best_set_and_the_one_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled_for(usable: str, asked: str = "") -> str:
+        monkeypatch.setenv(recipe.ISA_VARIABLE, asked)
+        monkeypatch.setattr(recipe, "usable_sets", lambda: tuple(usable.split()))
+        return " ".join(recipe.source_sets())
+
+    everything = "base avx2 avx512 avx512bf16 amx"
+    assert compiled_for(everything) == "avx2 avx512 avx512bf16 amx"
+    assert compiled_for(everything, "none") == compiled_for(everything, "avx2")
+    assert compiled_for(everything, "amx") == "avx2 avx512 avx512bf16 amx"
+    assert compiled_for(everything, "base") == everything
+    assert compiled_for("base avx2") == "base avx2"
+    assert compiled_for("base") == "base"
+    assert compiled_for("neon") == "neon"
+
+
 def test_sets_of_a_wheel_and_of_the_tree_lie_side_by_side(log: Path, tmp_path: Path) -> None:
     folder = tmp_path / "_lib"
     told: list[str] = []

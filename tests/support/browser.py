@@ -1,7 +1,8 @@
 """Page: Chromium without a window, driven by selenium, for tests of the page that the server shows.
 
 Everything but 127.0.0.1 is unknown to its resolver, and it notes every request that it makes.
-Needs selenium, and Debian's packages chromium and chromium-driver.
+Needs selenium, and Debian's packages chromium-headless-shell (or
+chromium, which takes more time) and chromium-driver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 WAIT_S = 60.0
 """After this something hangs; beside other tests a browser may be slow."""
 UNUSED = (
@@ -56,7 +57,7 @@ def programs() -> tuple[str, str]:
     browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
-        pytest.skip("no Chromium here: apt-get install chromium chromium-driver")
+        pytest.skip("no Chromium here: apt-get install chromium-headless-shell chromium-driver")
     return browser, driver
 
 

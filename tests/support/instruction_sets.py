@@ -78,7 +78,7 @@ def main() -> int:
     torch.set_num_threads(1)  # a fork has no other
     by_op = [[Known.of(op, case) for case in op.cases()] for op in all_ops()]
     assert _attempt.cache_info().currsize == 0, "the library is loaded, with its set"
-    isas = recipe.usable_sets()
+    isas = recipe.source_sets()
     statuses = []
     for isa in isas:
         child = os.fork()

@@ -3,7 +3,6 @@
     python tests/support/isa.py avx2 COMMAND...    # or base
     python tests/support/isa.py lower COMMAND...   # for each such set below this machine's best
     python tests/support/isa.py next COMMAND...    # for the highest of those
-    python tests/support/isa.py below COMMAND...   # for the others of those
 
 Held are dovetail's kernels, torch with oneDNN and MKL, numpy with OpenBLAS, and the C library's
 functions. A set that has no variables here (AVX-512's, Arm's) cannot be asked for.
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from dovetail_kernels.cpu import recipe
 from dovetail_kernels.cpu.library import library, missing_reason
 
 HELD = {
@@ -42,8 +42,8 @@ HELD = {
 NUMPY_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 NUMPY_KEEPS = ("AVX2", "FMA3", "F16C", "X86_V3")
 """Groups of functions that numpy may choose on a machine with AVX2; names of all its versions."""
-LOWER, NEXT, BELOW = "lower", "next", "below"
-PARTS = {LOWER: slice(None), NEXT: slice(-1, None), BELOW: slice(0, -1)}
+LOWER, NEXT = "lower", "next"
+PARTS = {LOWER: slice(None), NEXT: slice(-1, None)}
 """Word -> which of the sets below this machine's best, the lowest first."""
 
 
@@ -67,7 +67,7 @@ def lower_sets() -> list[str]:
     native = library()
     if native is None:
         raise OSError(missing_reason())
-    return [isa for isa in native.isas() if isa in HELD and isa != native.best_isa]
+    return [isa for isa in recipe.usable_sets() if isa in HELD and isa != native.best_isa]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

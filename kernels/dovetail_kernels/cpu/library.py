@@ -23,7 +23,7 @@ from typing import Any
 from dovetail_kernels.cpu import recipe
 
 ABI = 1
-ISA_VARIABLE = "DOVETAIL_CPU_ISA"
+ISA_VARIABLE = recipe.ISA_VARIABLE
 NO_ISA = "none"
 DEFAULT_SPIN_US = 50
 FOLDER = Path(__file__).resolve().parent / "_lib"
@@ -109,9 +109,9 @@ class Library:
             raise OSError(f"{path} speaks ABI {self._handle.dt_abi()}, this dovetail {ABI}")
         self.best_isa = self._text("dt_best_isa")
         self.isa = forced_isa or self._text("dt_usual_isa")
-        isas = self.isas()
-        if self.isa not in isas:
-            raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {', '.join(isas)}")
+        if self.isa not in self.isas():
+            known = ", ".join(recipe.usable_sets())
+            raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {known}")
 
     def _text(self, function: str) -> str:
         symbol = self._handle[function]
@@ -119,9 +119,10 @@ class Library:
         return str(symbol().decode())
 
     def isas(self) -> list[str]:
-        """Return the instruction sets that this machine can run, the best last."""
+        """Return the instruction sets that are here and that this machine can run, the best last."""
         known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
-        return known[: known.index(self.best_isa) + 1]
+        first = next(i for i, isa in enumerate(known) if self._has("panel_outputs", isa))
+        return known[first : known.index(self.best_isa) + 1]
 
     def kernel(
         self,
@@ -241,7 +242,7 @@ def _find() -> Path | None:
     if not (CHECKOUT / "pyproject.toml").is_file():
         return next(iter(sorted(FOLDER.glob("libdovetail_*.so"))), None)
     start_s = time.perf_counter()
-    path = recipe.build(FOLDER, sets=recipe.usable_sets(), tell=log.info)
+    path = recipe.build(FOLDER, sets=recipe.source_sets(), tell=log.info)
     if time.perf_counter() - start_s > 1.0:
         log.info("compiled the native kernels in %.1f s", time.perf_counter() - start_s)
     return path

@@ -1,8 +1,8 @@
 """Recipe: the C++ sources become one shared library, each source once per instruction set.
 
 Run by the wheel's build hook, by an editable install and by a bare checkout; imports neither torch
-nor dovetail. A wheel gets every set, a source tree those that its machine can run. The library is
-named by a hash of sources, flags and compiler, so an unchanged tree compiles nothing. Without a
+nor dovetail. A wheel gets every set, a source tree what its machine uses (`source_sets`). The library
+is named by a hash of sources, flags and compiler, so an unchanged tree compiles nothing. Without a
 compiler `build` returns None and everything runs on torch.
 """
 
@@ -58,6 +58,7 @@ NEEDS = {
     "amx": ("amx_tile", "amx_bf16", "amx_int8"),
 }
 """The system's names of the features of each set, without those of earlier sets."""
+ISA_VARIABLE = "DOVETAIL_CPU_ISA"
 CPUINFO = Path("/proc/cpuinfo")
 HEADERS = ("immintrin.h", "math.h", "stdint.h", "string.h")
 """What nearly every source includes where registers are wide: a third of the time of most."""
@@ -123,6 +124,17 @@ def usable_sets() -> tuple[str, ...]:
     return sets[: next(first_missing, len(sets))]
 
 
+def source_sets() -> tuple[str, ...]:
+    """Return the sets that a source tree compiles: the best that this machine can run and the one
+    below it, or all from the one that DOVETAIL_CPU_ISA names. What ADDS to one does not count."""
+    sets = usable_sets()
+    lowest = [isa for isa in sets if isa not in ADDS][-2:][0]
+    asked = os.environ.get(ISA_VARIABLE)
+    if asked in sets:
+        lowest = min(lowest, asked, key=sets.index)
+    return sets[sets.index(lowest) :]
+
+
 def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
     """Return the units to compile for a machine type, set by set: the `chosen` ones, or all."""
     known = all_sets(machine)
@@ -179,7 +191,8 @@ def _library_name(objects: Iterable[str]) -> str:
 
 def _drop_old(folder: Path, known: dict[Unit, str], machine: str) -> None:
     """Delete objects and libraries of outdated sources, flags or compilers."""
-    groups = (units(machine), units(machine, usable_sets()))
+    usable = usable_sets()
+    groups = [units(machine), *(units(machine, usable[i:]) for i in range(len(usable)))]
     current = {_library_name(known[unit] for unit in group) for group in groups}
     current.update(known.values())
     for old in (*folder.glob("libdovetail_*.so"), *(folder / "objects").glob("*.o")):
@@ -316,4 +329,4 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":  # as an editable install does, which then finds it made
-    build(HERE / "_lib", sets=usable_sets(), tell=print)
+    build(HERE / "_lib", sets=source_sets(), tell=print)
