@@ -32,9 +32,9 @@ ISA_ENGINES := $(addprefix tests/, plugins/attention/test_triton_paged.py::test_
   what_is_asked_of_activations outputs_that_fill_no_panel) plugins/test_concurrent_equals_alone.py \
   e2e/test_native_equals_torch.py e2e/test_recorded_steps.py)
 
-# The conformance kit checks each clause of a kind with many plugins, such as models, on a sixth of
+# The conformance kit checks each clause of a kind with many plugins, such as models, on a ninth of
 # them; `dovetail plugins check` alone, or with a plugin's name, checks all. Ranks are forks.
-KIT := --dovetail-sample 6 -p support.warm_kit
+KIT := --dovetail-sample 9 -p support.warm_kit
 
 # Whole servers and engines that `make test-quick` tries beside core.
 QUICK_TESTS := tests/e2e/test_server_life.py::test_streamed_and_whole_answers_are_the_same

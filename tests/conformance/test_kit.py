@@ -388,7 +388,7 @@ def pairs_of(asked: Rows) -> list[tuple[str, str]]:
 WRONG_TEST = "test_wrong_plugin_is_caught"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("kind", "spec", "clause"), WRONG, ids=lambda text: text.split(":")[-1])
 def test_wrong_plugin_is_caught(outcomes: Outcomes, kind: str, spec: str, clause: str) -> None:
     assert outcomes[id_of(kind, spec)][clause] == "failed"

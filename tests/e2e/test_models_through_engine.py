@@ -88,7 +88,7 @@ def count_preemptions(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.e2e
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", NATIVE)
 def test_distribution_is_that_of_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

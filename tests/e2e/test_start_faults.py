@@ -502,7 +502,7 @@ def outcomes(
 TEST = "test_the_report_says_cause_and_fix"
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_report_says_cause_and_fix(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     fault, outcome = FAULTS[name], outcomes[name].result()

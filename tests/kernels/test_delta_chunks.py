@@ -20,7 +20,7 @@ from support.samples import sample_of
 pytest.importorskip("triton")
 CPU = torch.device("cpu")
 HEADS, KEYS, VALUES, CHUNK = 1, 16, 20, 64
-TOKENS = 232
+TOKENS = 200
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -71,10 +71,10 @@ def check_cuts() -> None:
     for by_channel, block_tokens in layers[: sample_of(3, 2)]:
         arguments = layer(by_channel=by_channel)
         whole = in_steps(arguments, [TOKENS], block_tokens)
-        ends = [CHUNK, 128, 40] if block_tokens == 256 else [96, 64, 72]
+        ends = [CHUNK, CHUNK, 72] if block_tokens == 256 else [96, 64, 40]
         for one, other in zip(in_steps(arguments, ends, block_tokens), whole, strict=True):
             assert torch.equal(one, other), (by_channel, block_tokens)
-        for cut in ([37, 195], [1, 99, 132])[: sample_of(2, 1)]:
+        for cut in ([37, 163], [1, 99, 100])[: sample_of(2, 1)]:
             for one, other in zip(in_steps(arguments, cut, block_tokens), whole, strict=True):
                 assert torch.allclose(one, other, rtol=1e-3, atol=1e-3), (by_channel, cut)
 

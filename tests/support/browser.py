@@ -1,8 +1,8 @@
 """Page: Chromium without a window, driven by selenium, for tests of the page that the server shows.
 
 Everything but 127.0.0.1 is unknown to its resolver, and it notes every request that it makes.
-Needs selenium, and Debian's packages chromium-driver and chromium-headless-shell (or chromium, which
-takes more time).
+Needs selenium, and Debian's packages chromium-driver and chromium-headless-shell (or chromium,
+which takes more time).
 """
 
 from __future__ import annotations

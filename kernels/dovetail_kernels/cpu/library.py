@@ -119,7 +119,7 @@ class Library:
         return str(symbol().decode())
 
     def isas(self) -> list[str]:
-        """Return the instruction sets that are here and that this machine can run, the best last."""
+        """Return the instruction sets that it has and this machine can run, the best last."""
         known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
         first = next(i for i, isa in enumerate(known) if self._has("panel_outputs", isa))
         return known[first : known.index(self.best_isa) + 1]

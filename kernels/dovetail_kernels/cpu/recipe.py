@@ -1,9 +1,9 @@
 """Recipe: the C++ sources become one shared library, each source once per instruction set.
 
 Run by the wheel's build hook, by an editable install and by a bare checkout; imports neither torch
-nor dovetail. A wheel gets every set, a source tree what its machine uses (`source_sets`). The library
-is named by a hash of sources, flags and compiler, so an unchanged tree compiles nothing. Without a
-compiler `build` returns None and everything runs on torch.
+nor dovetail. A wheel gets every set, a source tree what its machine uses (`source_sets`). The
+library is named by a hash of sources, flags and compiler, so an unchanged tree compiles nothing.
+Without a compiler `build` returns None and everything runs on torch.
 """
 
 from __future__ import annotations
