@@ -121,7 +121,8 @@ FRONT_END = ["-Xclang", "-disable-llvm-passes", "-emit-llvm"]
 
 def flags_of(unit: recipe.Unit) -> list[str]:
     # Whether it compiles is asked, not how fast it is: to optimise takes most of the time.
-    return [*recipe.COMMON_FLAGS, "-O0", f"-DDT_ISA={unit.isa}", "-Werror"]
+    flags = [flag for flag in recipe.COMMON_FLAGS if flag != "-w"]
+    return [*flags, "-O0", f"-DDT_ISA={unit.isa}", "-Wall", "-Wextra", "-Werror"]
 
 
 @pytest.fixture(scope="module")
