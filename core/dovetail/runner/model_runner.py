@@ -113,8 +113,8 @@ class ModelRunner:
         self.passes.allocate(self.allocated)
 
     def warm_up(self) -> None:
-        """Run a short prompt and two draws on row 0, one if the weights take long to read, then
-        empty it; capture graphs. Mutates: self
+        """Run a short prompt and two draws on row 0, or one token if the weights take long to read,
+        then empty it; capture graphs. Mutates: self
 
         KV-cache scales that need measuring are decided first.
         """
@@ -126,7 +126,9 @@ class ModelRunner:
             with self.passes.undivided():
                 measure.decide_scales(self._attention, run.kv_steps, self.step, layout, run)
         ahead, size = self._calls.runs_ahead, sum(one.nbytes for one in self.weights())
-        draws = not run.pooling and (ahead or size < warm_up.LARGE_BYTES)
+        is_brief = size >= warm_up.LARGE_BYTES and not ahead
+        num_tokens = 1 if is_brief else num_tokens
+        draws = not run.pooling and not is_brief
         read = warm_up.read_by_encoder(layout, run.model.hidden_size)
         for plan in warm_up.first_steps(layout, num_tokens, read, is_compiling=ahead, draws=draws):
             self.step(plan)

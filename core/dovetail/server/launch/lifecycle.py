@@ -65,6 +65,10 @@ class ServerLifecycle:
         self._server = HttpServer(uvicorn_config(app, frontend, self._tls))
         self._drain: asyncio.Task[None] | None = None
         self._status = 0
+        # Objects made during start-up live forever. Exclude them from later collections, which
+        # pause us; collect now, while the engine usually still loads.
+        gc.collect()
+        gc.freeze()
 
     async def run(self, sock: socket.socket, on_ready: Callable[[], None]) -> int:
         """Serve until a signal arrives. Raises: ConfigError if another process took the port"""
@@ -99,9 +103,6 @@ class ServerLifecycle:
 
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
         await self._server.has_started.wait()
-        # Objects made during start-up live forever. Exclude them from later collections, which
-        # pause us.
-        gc.collect()
         gc.freeze()
         on_ready()
 

@@ -32,10 +32,10 @@ DTYPES = {
 
 
 def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a model; their bytes are read when they are copied.
+    """Yield the tensors of a model; their bytes are read when they are used.
 
-    The pages of a tensor leave this process's memory when the next one is requested: a file and the
-    model made of it are not in memory together. Names of an unknown architecture are unchanged.
+    The pages of a tensor leave this process's memory when it is dropped: a file and the model made
+    of it are not in memory together. Names of an unknown architecture are unchanged.
     """
     layout = layout_of(model)
     if layout is not None:
@@ -49,7 +49,6 @@ def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
                 yield extent.name, _read(mapped, extent)
             else:
                 yield from _renamed(model, layout, extent, _read(mapped, extent), joined)
-            mapped.let_go(extent.start, extent.start + extent.num_bytes)
 
 
 def _read(mapped: MappedFile, extent: TensorExtent) -> torch.Tensor:
@@ -127,8 +126,8 @@ def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:
 
 def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Return rows whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
-    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+    order = torch.arange(len(rows)).view(num_heads, -1, 2).transpose(1, 2).flatten()
+    return rows.index_select(0, order)  # which copies whole rows, reshape copies bytes
 
 
 def _num_heads(model: GgufModel, *, is_key: bool) -> int:
