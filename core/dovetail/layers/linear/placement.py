@@ -186,6 +186,9 @@ def memory_of(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.data
 
 
+READ_ONCE_MARKS = ("make_memory", "is_read_once")
+
+
 def mark_read_once(
     parameter: nn.Parameter, make_memory: Callable[[], torch.Tensor]
 ) -> nn.Parameter:
@@ -272,6 +275,14 @@ def axes_of(parameter: nn.Parameter) -> tuple[int | None, int | None]:
     """Return (output axis, input axis); (None, None) for a parameter without marks."""
     marks = vars(parameter)
     return cast("int | None", marks.get("output_axis")), cast("int | None", marks.get("input_axis"))
+
+
+def with_axes_of(parameter: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
+    """Return values, such as a slice of a parameter, as a parameter with the same axes."""
+    own = nn.Parameter(values, requires_grad=False)
+    marks = vars(parameter).items()
+    vars(own).update((mark, value) for mark, value in marks if mark not in READ_ONCE_MARKS)
+    return own
 
 
 def place_parts(
