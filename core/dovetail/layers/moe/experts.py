@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
