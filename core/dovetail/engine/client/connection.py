@@ -258,7 +258,7 @@ class EngineConnection:
         if self._ping_task is not None:
             self._ping_task.cancel()
         self._calls.fail(error)
-        self._fail_start(error)
+        self._ready.cancel()
 
     def _hear(self, message: FromEngine) -> None:
         """Handle a message from the engine."""
