@@ -311,7 +311,7 @@ def test_an_engine_that_another_api_process_has_given_up_is_ended(meeting: Meeti
                 assert sorted(type(one).__name__ for one in ended) == ["EngineDead", "str"]
                 assert owner.given_up() == {} and survivors([victim], 0.1) == [victim]
                 owner.give_up(other.given_up())
-                assert "--engine-step-timeout" in owner.given_up()[1]
+                assert "--engine-step-timeout" in owner.given_up()[1][1]
                 assert await asyncio.to_thread(survivors, [victim], 4.0) == []
                 assert machine.ended() == 1
             finally:

@@ -274,7 +274,7 @@ class Fleet(EngineOperations):
         wait_s = None if host.restart_refusal else policy.wait_after_death(time.monotonic())
         if wait_s is not None:
             work = partial(self._revive, group, wait_s)
-            self._revivals[first] = supervised(f"engine-{dead.spec.engine}-restart", work)
+            self._revivals[first] = supervised("engine-restart", work)
             return
         self._give_up(dead, host.restart_refusal or policy.end_reason())
         if self._living():  # a hung engine still holds memory
@@ -382,7 +382,7 @@ class Fleet(EngineOperations):
             elif life.pid not in (0, own.pid) and not self._is_reviving(own.number):
                 own.die(life.reason)
                 work = partial(self._attach_again, own)
-                self._revivals[own.number] = supervised(f"engine-{own.spec.engine}-attach", work)
+                self._revivals[own.number] = supervised("engine-attach", work)
         self._tell_change()
 
     async def _attach_again(self, dead: EngineConnection) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -223,7 +223,8 @@ def test_requests_wait_for_the_only_engine_until_it_is_given_up() -> None:
             os.kill(pid_of(engine), signal.SIGKILL)
             with pytest.raises(EngineDead, match=r"signal 9\. It was started again 2 times"):
                 await begun
-            await asyncio.wait_for(engine.wait_end(), LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                await engine.wait_end()
             assert not engine.is_alive and "--max-engine-restarts" in str(engine.death_reason)
         assert set(psutil.Process().children()) <= children
 
@@ -242,7 +243,7 @@ def test_a_start_that_fails_is_tried_again_and_waiting_requests_end_with_the_las
                 (child,) = _engines() - old
                 old.add(child)
                 os.kill(child, signal.SIGKILL)
-            with pytest.raises(EngineDead, match="could not be started again: .*signal 9"):
+            with pytest.raises(EngineDead, match=r"could not be started again: .*signal 9"):
                 await waiting
             assert engine.given_up() and not engine.is_alive
 
