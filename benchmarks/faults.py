@@ -184,6 +184,7 @@ def started(asked: Round) -> Iterator[Setting]:
             "--data-parallel-size", str(asked.here + asked.machines),
             "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(port),
             "--cpu-cores", "nobind", "--engine-step-timeout", str(STEP_TIMEOUT_S),
+            "--max-engine-restarts", "0",
             "--tensor-parallel-size", str(asked.ranks), "--max-model-len", "512",
             "--data-parallel-size-local",
         ]  # fmt: skip

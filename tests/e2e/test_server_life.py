@@ -47,7 +47,7 @@ def keyless() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def own() -> Iterator[ServerProcess]:
-    with ServerProcess("--port", "0") as server:
+    with ServerProcess("--port", "0", "--max-engine-restarts", "0") as server:
         yield server.wait_ready()
 
 
@@ -350,7 +350,8 @@ def test_a_killed_parent_of_several_leaves_no_child() -> None:
 
 
 def test_a_dead_engine_ends_several_api_processes() -> None:
-    with ServerProcess("--port", "0", "--api-server-count", "2") as server:
+    flags = ("--api-server-count", "2", "--max-engine-restarts", "0")
+    with ServerProcess("--port", "0", *flags) as server:
         server.wait_ready()
         server.engine().kill()
         with server.client() as client:

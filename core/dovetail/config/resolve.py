@@ -284,7 +284,7 @@ def _engine_spec(
         default_sampling=sampling_of(config.model, model.path),
         **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,
-        max_restarts=config.engine.max_engine_restarts,
+        max_restarts=0 if launched(config.parallel) else config.engine.max_engine_restarts,
         reply_timeout_s=config.engine.engine_reply_timeout,
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.launch import beats
 from dovetail.engine.client.restarts import Life
+from dovetail.server.launch import beats
 from dovetail.server.launch.beats import Beats, beat, exchange_beats
 
 
