@@ -90,8 +90,6 @@ class AsyncEngine(Fleet):
         """
         hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
-        for connection, (_, host) in zip(engine._connections, hosts, strict=True):
-            host.watch(connection.note_exit)
         try:
             await engine._connect(prepared=prepared)
             if prepares and engine.constraint_compiler is not None:
@@ -103,7 +101,7 @@ class AsyncEngine(Fleet):
             await engine._close_compiler()
             await asyncio.gather(*(closed(host, ABANDON_WAIT_S) for _, host in hosts))
             raise
-        for (own, _), life in zip(hosts, engine._lives, strict=True):
+        for (own, _), life in zip(hosts, engine.lives, strict=True):
             note_life(own, life)
             hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
         return engine
@@ -146,7 +144,7 @@ class AsyncEngine(Fleet):
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:
             connection.verify_started()
-        self._lives = [Life(pid=connection.pid) for connection in self._connections]
+        self.lives = [Life(pid=connection.pid) for connection in self._connections]
         self._routing.open(process)
         self._tasks = [supervised("engine-steps", self._tick)]
 
@@ -167,9 +165,7 @@ class AsyncEngine(Fleet):
         request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep,
         Overloaded.
         """
-        key = await self._next_key(how.get("adapter", ""))
-        prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
-        prepared = await self._prepared(prompt, prepare)
+        key, prepared = await self._prepared(self._input, prompt, params, request_id, how)
         outputs = self._outputs(key, prepared, watch, is_whole=is_whole)
         async with aclosing(followed(prepared, outputs)) as outputs:
             async for output in outputs:
@@ -186,23 +182,13 @@ class AsyncEngine(Fleet):
 
         `how`: further arguments of PooledInput.prepare, by name. Raises: as `generate`
         """
-        key = await self._next_key(how.get("adapter", ""))
-        prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
-        prepared = await self._prepared(prompt, prepare)
+        key, prepared = await self._prepared(self._pooled_input, prompt, params, request_id, how)
         async with aclosing(followed(prepared, self._outputs(key, prepared, None))) as outputs:
             return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Return the output of a request that the caller has prepared, as one (see `generate`)."""
         return self._outputs(next(self._serials), prepared, None, is_whole=True)
-
-    async def _next_key(self, adapter: str) -> int:
-        """Return the key of a new request, once its adapter is known. Raises: as `generate`"""
-        self._verify_open()
-        if self.asleep:
-            raise asleep_error()
-        await self.learn_of(adapter)
-        return next(self._serials)
 
     async def _outputs(
         self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool = False
@@ -215,8 +201,9 @@ class AsyncEngine(Fleet):
             stack.enter_context(self._listed(key, prepared.request_id))
             await self._wait_for_engine()
             while True:
-                mailbox = self._submit(key, prepared, watch, num_deaths, is_whole=is_whole)
+                mailbox = self._mailboxes[key] = Mailbox(num_deaths)
                 try:
+                    self._submit(key, prepared, watch, is_whole=is_whole)
                     while True:
                         output = await mailbox.get()
                         yield output
@@ -259,41 +246,40 @@ class AsyncEngine(Fleet):
         metrics.REQUESTS_RUN_AGAIN.inc()
 
     async def _prepared(
-        self, prompt: Prompt, prepare: Callable[[], PreparedRequest]
-    ) -> PreparedRequest:
-        """Return the checked request of a prompt; slow preparation runs in a thread."""
+        self, own: Any, prompt: Prompt, params: Any, request_id: str, how: dict[str, Any]
+    ) -> tuple[int, PreparedRequest]:
+        """Return a new request's key and its checked form, which an input processor of its `own`
+        makes; slow preparation runs in a thread. Raises: as `generate`"""
+        self._verify_open()
+        if self.asleep:
+            raise asleep_error()
+        await self.learn_of(how.get("adapter", ""))
+        key = next(self._serials)
+        prepare = partial(own.prepare, prompt, params, request_id, serial=key, **how)
         if self._input.is_quick(prompt):
-            return prepare()
-        return await self._loop.run_in_executor(None, prepare)
+            return key, prepare()
+        return key, await self._loop.run_in_executor(None, prepare)
 
     def _submit(
-        self,
-        key: int,
-        prepared: PreparedRequest,
-        watch: Watch | None,
-        num_deaths: int,
-        *,
-        is_whole: bool,
-    ) -> Mailbox:
-        """Send a request to an engine; return the mailbox for its outputs."""
-        home = self._routing.home_of(prepared)
-        mailbox = self._mailboxes[key] = Mailbox(num_deaths)
-        self._homes[key] = home
+        self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool
+    ) -> None:
+        """Send a request to an engine. Its outputs go to the mailbox of its key."""
+        home = self._homes[key] = self._routing.home_of(prepared)
         home.output.add(key, prepared, CALLER.get(), watch, is_whole=is_whole)
         try:
             home.send(owned(prepared.requests))
         except BaseException:
             home.output.drop(key)  # never sent: the request is refused, not finished
-            self._forget(key)
             raise
         if key in self._aborted:
             home.abort(home.output.unfinished_ids(key))
-        return mailbox
 
     def _forget(self, key: int) -> None:
         """Forget a request's engine; abort what is still running there."""
         self._mailboxes.pop(key, None)
-        home = self._homes.pop(key)
+        home = self._homes.pop(key, None)
+        if home is None:
+            return  # no engine took it
         ids, stats = home.output.drop(key)
         if stats is not None:
             self._record(stats)

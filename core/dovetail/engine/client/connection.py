@@ -334,6 +334,9 @@ class EngineConnection:
             asked_s = time.monotonic()
             try:
                 status = await self._calls.call(Ping())
+                if status.num_adapter_changes != self._num_adapter_changes:
+                    self._num_adapter_changes = status.num_adapter_changes
+                    self.served = (await self._calls.call(ListAdapters())).sources
             except EngineDead as error:
                 self.die(error.what)
                 return
@@ -342,9 +345,6 @@ class EngineConnection:
             self.num_steps = status.num_steps
             self.failing = status.failing
             self._note_counts(status.num_running, status.num_waiting)
-            if status.num_adapter_changes != self._num_adapter_changes:
-                self._num_adapter_changes = status.num_adapter_changes
-                self.served = (await self._calls.call(ListAdapters())).sources
             await asyncio.sleep(PING_PERIOD_S)
 
 

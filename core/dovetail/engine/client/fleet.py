@@ -68,11 +68,10 @@ class Fleet(EngineOperations):
         self._routing = Routing(spec, self._connections)
         self._is_owner = any(host is not None for _, _, host in ends)
         self._is_draining = self._is_shut_down = False
-        self._lives = [Life() for _ in ends]
-        common = Restarts(spec.max_restarts)
-        self._restarts = [
-            common if spec.shares_experts else Restarts(spec.max_restarts) for _ in ends
-        ]
+        self.lives = [Life() for _ in ends]
+        """The life of each engine, which other API processes are to `follow`."""
+        common = Restarts(spec.max_restarts) if spec.shares_experts else None
+        self._restarts = [common or Restarts(spec.max_restarts) for _ in ends]
         self._change = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
@@ -85,7 +84,10 @@ class Fleet(EngineOperations):
     ) -> EngineConnection:
         listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
         is_elsewhere = own.engine in self.spec.elsewhere
-        return EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
+        made = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
+        if host is not None:
+            host.watch(made.note_exit)
+        return made
 
     @abstractmethod
     def _deliver(self, processed: Processed) -> None:
@@ -124,7 +126,7 @@ class Fleet(EngineOperations):
     @property
     def death_reason(self) -> str | None:
         """Return why all engines died, with none to be started again; None otherwise."""
-        is_over = all(life.is_over for life in self._lives)
+        is_over = all(life.is_over for life in self.lives)
         return common_death(self._connections) if is_over else None
 
     @property
@@ -150,7 +152,7 @@ class Fleet(EngineOperations):
                 last_reason=life.reason,
                 is_restarting=connection.death_reason is not None and not life.is_over,
             )
-            for connection, life in zip(self._connections, self._lives, strict=True)
+            for connection, life in zip(self._connections, self.lives, strict=True)
         ]
 
     def given_up(self) -> dict[int, tuple[int, str]]:
@@ -165,10 +167,6 @@ class Fleet(EngineOperations):
             pid, reason = engines.get(connection.spec.engine, (0, ""))
             if pid == connection.pid:
                 connection.die(reason)
-
-    def lives(self) -> list[Life]:
-        """Return the life of each engine, for other API processes (see `follow`)."""
-        return self._lives
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the last message of any engine; each is pinged every second."""
@@ -219,9 +217,8 @@ class Fleet(EngineOperations):
                 while self.is_alive and not self._living():
                     await self._change.wait()
         except TimeoutError:
-            reason = self._connections[0].death_reason
-            what = f"no engine has come back within {limit_s:g} s; it had died: {reason}"
-            raise Overloaded(what) from None
+            reason = f"it had died: {self._connections[0].death_reason}"
+            raise Overloaded(f"no engine is back within {limit_s:g} s; {reason}") from None
         if not self.is_alive:
             raise EngineDead(self.death_reason or "the engine was shut down.")
 
@@ -248,8 +245,10 @@ class Fleet(EngineOperations):
             # Report final zeros, so that it does not appear to run forever.
             zeros = StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=dead.spec.engine)
             self._stats.step(zeros)
-            self._restart(dead, dead.host)
-            note_life(dead.spec, self._lives[dead.number])
+            is_restarting = self.spec.max_restarts > 0 and self._restart(dead, dead.host)
+            if not is_restarting and self._living():  # a hung engine still holds memory
+                self._tidying.append(self._loop.create_task(closed(dead.host, 0.0)))
+            note_life(dead.spec, self.lives[dead.number])
         self._end_all(dead, dead.death_reason or reason)
         self._routing.forget(dead)
         if self.spec.shares_experts:
@@ -260,36 +259,31 @@ class Fleet(EngineOperations):
     def _note_reason(self, dead: EngineConnection, reason: str, *, is_over: bool) -> None:
         """Record why an engine is dead, and whether it has been given up. Mutates: self, dead"""
         dead.death_reason = reason
-        life = self._lives[dead.number]
-        self._lives[dead.number] = structs.replace(life, pid=0, reason=reason, is_over=is_over)
+        life = self.lives[dead.number]
+        self.lives[dead.number] = structs.replace(life, pid=0, reason=reason, is_over=is_over)
 
-    def _restart(self, dead: EngineConnection, host: EngineHost) -> None:
-        """Begin to start an engine again, and those that need it, unless that has begun. Otherwise
-        give it up. Mutates: self"""
+    def _restart(self, dead: EngineConnection, host: EngineHost) -> bool:
+        """Begin to start an engine again, with those that need it, or give it up; return whether it
+        is started again. Mutates: self"""
         policy = self._restarts[dead.number]
         group = [c for c in self._connections if c.host and self._restarts[c.number] is policy]
         first = group[0].number
         if self._is_reviving(first):
-            return
+            return True
         wait_s = None if host.restart_refusal else policy.wait_after_death(time.monotonic())
-        if wait_s is not None:
-            work = partial(self._revive, group, wait_s)
-            self._revivals[first] = supervised("engine-restart", work)
-            return
-        self._give_up(dead, host.restart_refusal or policy.end_reason())
-        if self._living():  # a hung engine still holds memory
-            self._tidying.append(self._loop.create_task(closed(host, 0.0)))
+        if wait_s is None:
+            self._give_up(dead, host.restart_refusal or policy.end_reason())
+            return False
+        work = partial(self._revive, group, wait_s)
+        self._revivals[first] = supervised("engine-restart", work)
+        return True
 
     def _is_reviving(self, number: int) -> bool:
         return number in self._revivals and not self._revivals[number].done()
 
     def _give_up(self, dead: EngineConnection, why: str) -> None:
-        """Record that an engine is not started again. Mutates: self, dead"""
-        reason = f"{dead.death_reason}"
-        if self.spec.max_restarts:
-            reason += f" {why}"
-            logger.error("%s is given up: %s", dead.name, reason)
-        self._note_reason(dead, reason, is_over=True)
+        self._note_reason(dead, f"{dead.death_reason} {why}", is_over=True)
+        logger.error("%s is given up: %s", dead.name, dead.death_reason)
 
     def _end_sharers(self, dead: EngineConnection) -> None:
         """Kill the engines that need the experts of one that has died."""
@@ -303,20 +297,18 @@ class Fleet(EngineOperations):
             logger.warning("%s: it is started again in %g s", dead[0].name, wait_s)
             await asyncio.sleep(wait_s)
             try:
-                fresh = await self._started_again(dead)
-            except Exception as error:
-                for one in dead:
-                    what = f"it could not be started again: {described(error)}"
-                    self._note_reason(one, what, is_over=False)
-                    logger.error("%s: %s", one.name, what)
-            else:
+                self._install(await self._started_again(dead))
                 policy.note_ready(time.monotonic())
-                self._install(fresh)
                 return
+            except Exception as error:
+                what = f"it could not be started again: {described(error)}"
+                logger.error("%s: %s", dead[0].name, what)
+                for one in dead:
+                    self._note_reason(one, what, is_over=False)
             wait_s = policy.wait_after_death(time.monotonic())
         for one in dead:
             self._give_up(one, policy.end_reason())
-            note_life(one.spec, self._lives[one.number])
+            note_life(one.spec, self.lives[one.number])
         self._tell_change()
 
     async def _started_again(self, dead: Sequence[EngineConnection]) -> list[EngineConnection]:
@@ -330,8 +322,7 @@ class Fleet(EngineOperations):
             for one, host in zip(dead, hosts, strict=True)
         ]
         try:
-            for connection, host in zip(fresh, hosts, strict=True):
-                host.watch(connection.note_exit)
+            for connection in fresh:
                 connection.greet()
             await asyncio.gather(*(connection.wait_ready() for connection in fresh))
             for connection, before in zip(fresh, dead, strict=True):
@@ -364,9 +355,9 @@ class Fleet(EngineOperations):
             logger.info("%s is alive again, as process %d", one.name, one.pid)
             if one.host is None:
                 continue
-            life = self._lives[one.number]
+            life = self.lives[one.number]
             life = structs.replace(life, pid=one.pid, restarts=life.restarts + 1)
-            self._lives[one.number] = life
+            self.lives[one.number] = life
             note_life(one.spec, life, num_restarts=1)
             hooks.tell(hooks.engine_started, {"spec": one.spec}, using=self._hooks)
         self._tell_change()
@@ -375,7 +366,7 @@ class Fleet(EngineOperations):
         """Connect to the engines that their owner has started again, and give up those that it has
         given up (see `lives`). Mutates: self"""
         for own, life in zip(tuple(self._connections), lives, strict=True):
-            self._lives[own.number] = life
+            self.lives[own.number] = life
             if life.is_over:
                 own.die(life.reason)
                 self._note_reason(own, life.reason, is_over=True)

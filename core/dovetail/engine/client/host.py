@@ -12,6 +12,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -41,8 +42,8 @@ OnExit = Callable[[str], None]
 
 
 class EngineHost(Protocol):
-    """The process or thread of an engine. `end` is this process's end of the transport. With
-    a `restart_refusal` the engine is not started again, for that reason."""
+    """The process or thread of an engine. `end` is this process's end of the transport. With a
+    `restart_refusal` the engine is not started again, for that reason."""
 
     end: ClientEnd
     restart_refusal: str
@@ -67,11 +68,9 @@ class EngineProcess:
     restart_refusal = ""
 
     def __init__(self, spec: EngineSpec, earlier: EngineProcess | None = None) -> None:
-        if earlier is None:
-            self._folder = make_socket_folder(spec.socket_dir)
-        else:
-            self._folder = earlier._folder
-            self._folder.mkdir(0o700)
+        folder = make_socket_folder(spec.socket_dir) if earlier is None else earlier._folder
+        self._folder: Path = folder
+        self._folder.mkdir(0o700, exist_ok=earlier is None)
         self.address = address_in(self._folder)
         self._leftovers = [str(self._folder)]
         if spec.shares_experts:
@@ -138,9 +137,7 @@ def how_it_ended(status: int) -> str:
 class EngineThread:
     """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
 
-    restart_refusal = (
-        "A thread of the server is not started again (--disable-frontend-multiprocessing)."
-    )
+    restart_refusal = "It is a thread of the server, which is not started again."
 
     def __init__(self, spec: EngineSpec) -> None:
         from dovetail.engine import loop  # imports the engine side, which other API processes lack

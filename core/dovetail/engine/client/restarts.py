@@ -1,8 +1,7 @@
-"""Restarts: whether a dead engine is started again, and after which wait.
+"""Restarts: whether a dead engine is started again, and whether its requests run again.
 
-A restart counts for WINDOW_S; with `limit` of them in that time the engine is given up. Knows no
-processes. A request without output runs again when its engine dies, but not more often than
-MOST_DEATHS allows: it may be what kills engines.
+The policy alone: it knows neither processes nor how requests are sent. A restart counts for
+WINDOW_S; with `limit` of them in that time the engine is given up.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class RunAgain(DovetailError):
 
 
 def ending(reason: str, num_deaths: int, *, has_begun: bool) -> DovetailError:
-    """Return what a request gets whose engine has died because of `reason`: RunAgain, or the error
-    that ends it. It was present at `num_deaths` deaths before; `has_begun`: it has had output."""
+    """Return what ends a request's attempt in an engine that has died because of `reason`: RunAgain
+    or an error. It was present at `num_deaths` deaths before; `has_begun`: it has had output."""
     if has_begun:
         what = f"the engine died after the answer had begun: {reason}"
         return EngineDead(what, fix="send the request again.")
@@ -85,9 +84,7 @@ class Restarts:
         return self._wait_s
 
     def end_reason(self) -> str:
-        """Return why the engine is not started again."""
-        if not self._limit:
-            return ""
+        """Return why the engine is given up."""
         return (
             f"It was started again {self._limit} times within {WINDOW_S / 60:g} minutes, as often "
             "as --max-engine-restarts allows."

@@ -66,7 +66,9 @@ async def _serve(boot: ChildBoot) -> int:
         sock = socket.socket(fileno=boot.socket_fd)
 
         def begin() -> None:
-            beats = supervised("beats", partial(exchange_beats, channel, engine))
+            beats = supervised(
+                "beats", partial(exchange_beats, channel, engine.given_up, engine.follow)
+            )
             stack.callback(beats.cancel)
 
         return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)

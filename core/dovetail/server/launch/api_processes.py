@@ -210,7 +210,7 @@ async def _watch(
             return 1
         if deadline_s is None and engine.is_alive:
             engine.give_up(beats.read())
-            beats.answer(engine.lives())
+            beats.answer(engine.lives)
             if silence := beats.silence():
                 logger.error("%s: stopping", silence)
                 return 1

@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -40,27 +40,19 @@ def beat(content: GivenUp | Lives) -> bytes:
     return b"\n%b\n" % msgspec.json.encode(content)
 
 
-class Listened(Protocol):
-    """The engines of an API process."""
-
-    def given_up(self) -> GivenUp:
-        """Return the engines that it has given up."""
-
-    def follow(self, lives: Lives) -> None:
-        """Do as the process that starts the engines has done."""
-
-
-async def exchange_beats(channel: socket.socket, engines: Listened) -> None:
-    """Report to the parent that this process listens, and follow its answers; repeat that every
-    PERIOD_S."""
+async def exchange_beats(
+    channel: socket.socket, given_up: Callable[[], GivenUp], follow: Callable[[Lives], None]
+) -> None:
+    """Report to the parent that this process listens, and follow its latest answer; repeat that
+    every PERIOD_S."""
     channel.setblocking(False)
     begun = b""
     while True:
         with contextlib.suppress(OSError):  # a full buffer means that the parent is stopped
-            channel.send(beat(engines.given_up()))
+            channel.send(beat(given_up()))
         *lines, begun = (begun + _received(channel)).split(b"\n")
-        for lives in [lives for lives in (_read(line, Lives) for line in lines) if lives][-1:]:
-            engines.follow(lives)
+        for lives in list(filter(None, (_read(line, Lives) for line in lines)))[-1:]:
+            follow(lives)
         await asyncio.sleep(PERIOD_S)
 
 

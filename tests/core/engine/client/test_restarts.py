@@ -160,7 +160,7 @@ def test_requests_without_output_run_again_and_the_engine_comes_back() -> None:
             assert router_of(engine).forgotten == router_of(other).forgotten == [1]
             await until(lambda: engine.states()[1].reason is None)
             other.give_up({1: (victim, "an old report")})
-            other.follow(engine.lives())
+            other.follow(engine.lives)
             await until(lambda: other.states()[1].reason is None)
             for one in (engine, other):
                 states = [(state.restarts, bool(state.last_reason)) for state in one.states()]
@@ -189,7 +189,7 @@ def test_a_request_that_kills_engines_is_refused_and_takes_no_other_along() -> N
                 await whole(engine, "KILL")
             assert caught.value.code == "engine_died_each_time"
             assert await asyncio.gather(*tasks) == wanted
-            assert sum(life.restarts for life in engine.lives()) in (2, 3)
+            assert sum(life.restarts for life in engine.lives) in (2, 3)
 
     asyncio.run(main())
 
@@ -275,6 +275,6 @@ def test_a_thread_stays_dead_and_says_why() -> None:
         async with running(in_process=True) as engine:
             connections_of(engine)[0].die("it is gone.")
             assert not engine.is_alive
-            assert "it is gone. A thread of the server" in str(engine.death_reason)
+            assert "it is gone. It is a thread of the server" in str(engine.death_reason)
 
     asyncio.run(main())

@@ -72,11 +72,13 @@ def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_noth
     monkeypatch.setattr(beats, "PERIOD_S", 0.0)
     heard, long = Beats(children_of(pairs[:1]), None), "x" * 5000
     followed: list[Any] = []
-    engines = SimpleNamespace(given_up=lambda: {1: (7, long)}, follow=followed.append)
+    given_up = {1: (7, long)}
     lives = [Life(pid=8, restarts=2, reason="a\nfault"), Life(is_over=True)]
 
     async def main() -> None:
-        sending = asyncio.create_task(exchange_beats(pairs[0][1], engines))
+        sending = asyncio.create_task(
+            exchange_beats(pairs[0][1], lambda: given_up, followed.append)
+        )
         for _ in range(500):  # far more than the channel takes
             await asyncio.sleep(0)
         assert not sending.done()
