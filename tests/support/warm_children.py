@@ -60,13 +60,10 @@ TRIALS = ("dovetail_plugins.inspect.trial_child", "dovetail_plugins.tune.trial_c
 CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER, TEXTS, PULLER, QUANTIZER, *TRIALS)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
-    *(
-        "dovetail.cli.main",
-        "dovetail.config.resolve",
-        "dovetail_plugins.device_workers.device_worker",
-    ),
+    *("dovetail.cli.main", "dovetail.config.resolve"),
     *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
+    "dovetail_plugins.device_workers.device_worker",
     *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
     *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers", "uvicorn.lifespan.off"),

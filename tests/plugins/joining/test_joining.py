@@ -416,7 +416,7 @@ OWN = {
         "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
         "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
         "processor_pattern", "default_sampling", "log_level", "log_config", "log_format",
-        "log_prefix",
+        "log_prefix", "max_restarts",
         "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
         "media", "sounds", "io_processor", "takes_vectors",
         "engine", "shares", "elsewhere", "variables", "router", "adapter_search", "events",

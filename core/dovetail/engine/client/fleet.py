@@ -84,10 +84,10 @@ class Fleet(EngineOperations):
     ) -> EngineConnection:
         listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
         is_elsewhere = own.engine in self.spec.elsewhere
-        made = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
+        connection = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
         if host is not None:
-            host.watch(made.note_exit)
-        return made
+            host.watch(connection.note_exit)
+        return connection
 
     @abstractmethod
     def _deliver(self, processed: Processed) -> None:
