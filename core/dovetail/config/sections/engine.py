@@ -44,8 +44,8 @@ class EngineConfig:
         ge=0,
         help="how often an engine that has died is started again within ten minutes; one more "
         "death, and it is given up. Its requests without output run again. 0: dead engines stay "
-        "dead, and their requests end with an error. Engines whose ranks a launcher such as "
-        "torchrun has started stay dead too: start all of them again",
+        "dead, and their requests end with an error. So do those whose ranks torchrun or another "
+        "launcher has started",
     )
     engine_reply_timeout: float = flag(
         10.0,

@@ -200,10 +200,7 @@ def started(
 
 
 def begun(
-    specs: Sequence[EngineSpec],
-    earlier: Sequence[EngineProcess] = (),
-    *,
-    in_process: bool = False,
+    specs: Sequence[EngineSpec], earlier: Sequence[EngineProcess] = (), *, in_process: bool = False
 ) -> list[EngineHost]:
     """Start engines in processes or threads, all or none. They get the addresses of `earlier` ones,
     which have been stopped. Raises: ConfigError, OSError"""

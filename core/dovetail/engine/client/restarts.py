@@ -85,7 +85,5 @@ class Restarts:
 
     def end_reason(self) -> str:
         """Return why the engine is given up."""
-        return (
-            f"It was started again {self._limit} times within {WINDOW_S / 60:g} minutes, as often "
-            "as --max-engine-restarts allows."
-        )
+        often = f"{self._limit} times within {WINDOW_S / 60:g} minutes"
+        return f"It was started again {often}, as often as --max-engine-restarts allows."
