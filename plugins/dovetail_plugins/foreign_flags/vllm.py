@@ -250,7 +250,8 @@ _PARALLEL: Table = {
     **refused(what("elastic_engines"), "start it again",
               enable_elastic_ep=False),
     **refused("a rank that has died is not replaced in a running engine", "use "
-              "--max-engine-restarts, which starts the whole engine again", enable_fault_tolerance=False),
+              "--max-engine-restarts, which starts the whole engine again",
+              enable_fault_tolerance=False),
 }  # fmt: skip
 
 _ENGINE: Table = {

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.engine.client.connection import EngineConnection, note_life
-from dovetail.engine.client.fleet import ATTACH_LIMIT_S, Ends, Fleet
+from dovetail.engine.client.fleet import ATTACH_LIMIT_S, SHARERS_WAIT_S, Ends, Fleet
 from dovetail.engine.client.host import EngineHost, closed, started
 from dovetail.engine.client.pooling.input_processor import PooledInput
 from dovetail.engine.client.requests.gated import followed, owned
@@ -238,6 +238,8 @@ class AsyncEngine(Fleet):
         try:
             if num_deaths == MOST_DEATHS - 1:
                 await stack.enter_async_context(self._suspects)
+            if self.spec.shares_experts:  # the others, which are alive still, are about to end
+                await asyncio.sleep(2 * SHARERS_WAIT_S)
             await self._wait_for_engine()
         except BaseException:
             if lost.stats is not None:

@@ -55,8 +55,8 @@ RETURN_WAIT_S = 600.0
 
 
 class Fleet(EngineOperations):
-    """All engines of one client. `addresses` are those of engines that another process has
-    started. Used within one event loop."""
+    """All engines of one client, and their `lives`, which other API processes `follow`. `addresses`
+    are those of engines that another process has started. Used within one event loop."""
 
     def __init__(self, spec: EngineSpec, ends: Ends, addresses: Sequence[str] = ()) -> None:
         self.spec = spec
@@ -69,7 +69,6 @@ class Fleet(EngineOperations):
         self._is_owner = any(host is not None for _, _, host in ends)
         self._is_draining = self._is_shut_down = False
         self.lives = [Life() for _ in ends]
-        """The life of each engine, which other API processes are to `follow`."""
         common = Restarts(spec.max_restarts) if spec.shares_experts else None
         self._restarts = [common or Restarts(spec.max_restarts) for _ in ends]
         self._change = asyncio.Event()
@@ -157,8 +156,7 @@ class Fleet(EngineOperations):
 
     def given_up(self) -> dict[int, tuple[int, str]]:
         """Return the process ids and death reasons of dead engines, by number."""
-        dead = (one for one in self._connections if one.death_reason is not None)
-        return {one.spec.engine: (one.pid, one.death_reason or "") for one in dead}
+        return {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
 
     def give_up(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Mark engines as dead that another process reported (see `given_up`), unless they have
@@ -200,8 +198,7 @@ class Fleet(EngineOperations):
             self._routing.forget(connection)
 
     def _verify_open(self) -> None:
-        reason = self.death_reason
-        if reason is not None:
+        if (reason := self.death_reason) is not None:
             raise EngineDead(reason)
         if self._is_shut_down or self._is_draining:
             raise Overloaded("the server is shutting down and takes no new requests.")

@@ -56,7 +56,7 @@ def launched(parallel: ParallelConfig) -> Launch | None:
 
 
 def max_restarts(limit: int, parallel: ParallelConfig) -> int:
-    """Return how often a dead engine is started again: never if a launcher has started its ranks."""
+    """Return how often a dead engine is started again: never if a launcher started its ranks."""
     if not limit or launched(parallel) is None:
         return limit
     log.info("--max-engine-restarts has no effect: only the launcher can start the ranks again.")
