@@ -140,7 +140,7 @@ def test_requests_without_output_run_again_and_the_engine_comes_back() -> None:
     async def main() -> None:
         jobs = [{"prompt": "p" * (i + 1), "seed": i, "temperature": 1.0} for i in range(8)]
         async with running(2, options={"delay_s": 0.01}) as engine:
-            wanted = [await whole(engine, **job) for job in jobs]
+            wanted = await asyncio.gather(*(whole(engine, **job) for job in jobs))
             other = await AsyncEngine.attach(engine.addresses_for(0), engine.spec, process=1)
             again = value_of("requests_run_again_total")
             tasks = [
@@ -165,7 +165,7 @@ def test_requests_without_output_run_again_and_the_engine_comes_back() -> None:
             for one in (engine, other):
                 states = [(state.restarts, bool(state.last_reason)) for state in one.states()]
                 assert states == [(0, False), (1, True)]
-                assert [await whole(one, **job) for job in jobs] == wanted
+                assert await asyncio.gather(*(whole(one, **job) for job in jobs)) == wanted
             assert pid_of(engine, 1) != victim
             (ledger,) = loggers_of(engine)
             assert ledger.reasons.count("error") == 1
