@@ -15,9 +15,9 @@ from dovetail.interfaces.stats import RequestStats
 
 WINDOW_S = 600.0
 """How long a restart counts against the limit."""
-FIRST_WAIT_S, LAST_WAIT_S = 0.5, 30.0
+FIRST_WAIT_S, LAST_WAIT_S = 0.5, 10.0
 """The wait before a restart. It doubles each time the engine has died soon after its start."""
-CALM_S = 10.0
+CALM_S = 5.0
 """An engine that has lived this long has not died soon."""
 
 MOST_DEATHS = 3

@@ -133,7 +133,7 @@ def test_restarts_wait_longer_each_time_and_count_for_ten_minutes() -> None:
     assert policy.wait_after_death(1601.5) is None
     assert Restarts(0).wait_after_death(0.0) is None
     patient = Restarts(100)
-    assert [patient.wait_after_death(float(second)) for second in range(12)][-1] == 30.0
+    assert [patient.wait_after_death(float(second)) for second in range(12)][-1] == 10.0
 
 
 def test_requests_without_output_run_again_and_the_engine_comes_back() -> None:
