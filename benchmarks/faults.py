@@ -173,7 +173,7 @@ def started(asked: Round) -> Iterator[Setting]:
     with tempfile.TemporaryDirectory(prefix="faults-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / "tmp").mkdir()
-        http, port = _free_port(), _free_port()
+        http, port = free_port(), free_port()
         env = dict(os.environ) | {
             "TMPDIR": str(folder / "tmp"),
             "OMP_NUM_THREADS": "1",
@@ -184,6 +184,7 @@ def started(asked: Round) -> Iterator[Setting]:
             "--data-parallel-size", str(asked.here + asked.machines),
             "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(port),
             "--cpu-cores", "nobind", "--engine-step-timeout", str(STEP_TIMEOUT_S),
+            "--max-engine-restarts", "0",
             "--tensor-parallel-size", str(asked.ranks), "--max-model-len", "512",
             "--data-parallel-size-local",
         ]  # fmt: skip
@@ -204,7 +205,8 @@ def started(asked: Round) -> Iterator[Setting]:
         yield setting
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,31 @@ def llm(places: dict[str, Path]) -> Iterator[LLM]:
 
 
 DRAWN = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+
+
+def test_engines_that_were_started_again_serve_what_was_served(
+    server: ServerProcess, post: Post, places: dict[str, Path], wanted: Wanted
+) -> None:
+    """Both die at once: loaded ones come back, and what was unloaded since the start does not."""
+    post("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(places["late"])})
+    assert tokens_of(post("/v1/completions", body_of("late"))) == wanted["late"]
+    assert post("/v1/unload_lora_adapter", {"lora_name": "one"}).status_code == 200
+    time.sleep(1.5)  # their owner asks every second
+    for child in server.descendants():
+        if "dovetail.engine.process" in child.cmdline():
+            child.kill()
+    with server.client() as client:
+        for name in ("base", "two", "late"):
+            for _ in range(4):
+                assert tokens_of(post("/v1/completions", body_of(name))) == wanted[name], name
+        deadline_s = time.monotonic() + 60
+        while client.get("/health").json().get("status") != "ok":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        names = {one["id"] for one in client.get("/v1/models").json()["data"]}
+    assert {"base", "two", "late"} <= names and "one" not in names
+    assert post("/v1/completions", body_of("one")).status_code == 404
+    assert tokens_of(post("/v1/completions", body_of("late"))) == wanted["late"]
 
 
 def test_offline_as_users_write_it(llm: LLM, places: dict[str, Path], wanted: Wanted) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +112,30 @@ def test_engines_divide_a_step_together_or_not_at_all(folder: Path, exchange: st
         assert counts.keys() == {"0", "1"} and counts["0"] == counts["1"] >= 3
 
 
-def test_an_engine_that_ends_ends_both_and_health_says_so(server: ServerProcess) -> None:
+def test_an_engine_that_ends_ends_both_and_both_come_back(
+    server: ServerProcess, folder: Path
+) -> None:
     victim, other = engines_of(server)
-    started_s = time.monotonic()
-    victim.kill()
-    with server.client() as client:
+    wanted = wanted_of(folder)
+    with server.client() as client, ThreadPoolExecutor() as pool:
+        asking = [pool.submit(assert_answers, server, wanted) for _ in range(4)]
+        while client.get("/load").json()["running"] < 4:
+            time.sleep(0.005)
+        started_s = time.monotonic()
+        victim.kill()
         while (answer := client.get("/health")).status_code != 503:
             assert time.monotonic() < started_s + 3
             time.sleep(0.02)
-        message = answer.json()["error"]["message"]
-    assert re.search(r"engine \d: the engine process was killed by signal 9\.", message)
-    assert re.search(r"engine \d: engine \d, whose experts it needs, has ended", message)
-    assert server.wait(20) != 0
-    assert server.orphans(5.0) == [] and not other.is_running()
+        assert "is being started again" in answer.json()["error"]["message"]
+        for one in asking:
+            one.result()
+        assert_answers(server, wanted)
+        engines = client.get("/health").json()["engines"]
+    assert [(one["state"], one["restarts"]) for one in engines] == [("up", 1), ("up", 1)]
+    (own, its) = sorted((one["last_death"] for one in engines), key=lambda x: "signal 9" not in x)
+    assert own == "the engine process was killed by signal 9."
+    assert re.search(r"engine \d, whose experts it needs, has ended|rank \d .* has ended", its)
+    assert not other.is_running()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0
+    assert server.orphans(5.0) == []

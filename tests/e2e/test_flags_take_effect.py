@@ -516,13 +516,16 @@ def test_allow_long_max_model_len(folder: Path) -> None:
 
 
 def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--engine-reply-timeout, --engine-step-timeout, --socket-dir and --cpu-cores, no further: what
-    follows has tests of its own."""
+    """--engine-reply-timeout, --engine-step-timeout, --max-engine-restarts, --socket-dir and
+    --cpu-cores, no further: what follows has tests of its own."""
     monkeypatch.setattr("dovetail.config.rules.machine.cores.usable_processors", lambda: {2, 3})
+    assert spec_of(folder).max_restarts == 5
     spec = spec_of(
-        folder, engine_reply_timeout=3, engine_step_timeout=4, socket_dir="/run", cpu_cores="3"
-    )
+        folder, engine_reply_timeout=3, engine_step_timeout=4, socket_dir="/run", cpu_cores="3",
+        max_engine_restarts=7,
+    )  # fmt: skip
     assert (spec.reply_timeout_s, spec.step_timeout_s, spec.socket_dir) == (3, 4, "/run")
+    assert spec.max_restarts == 7
     assert spec.run.processors == (3,)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from dovetail import LLM
 from dovetail.config.rules.machine.platform import usable_cores
 from dovetail.interfaces.data.sampling_params import SamplingParams
+from support import killing_policy
 from support.server_process import ServerProcess
 
 pytestmark = [
@@ -30,7 +30,7 @@ def server() -> Iterator[ServerProcess]:
     with ServerProcess(
         "--port", "0", "--data-parallel-size", "2", "--api-server-count", "2",
         "--data-parallel-router", "round_robin", "--enable-sleep-mode", "--enable-dev-endpoints",
-        "--engine-step-timeout", "20",
+        "--engine-step-timeout", "20", "--scheduling-policy", f"{killing_policy.__file__}:Killing",
     ) as server:  # fmt: skip
         yield server.wait_ready()
 
@@ -107,36 +107,91 @@ def test_health_tells_of_each_and_calls_reach_each(server: ServerProcess) -> Non
         completion(client, prompt="x")
 
 
-def test_a_killed_engine_ends_its_requests_and_no_others(server: ServerProcess) -> None:
-    first, second = engines_of(server)
-    victim = max(first, second, key=lambda child: child.pid)
+async def answer_of(client: httpx.AsyncClient, seed: int, **body: Any) -> httpx.Response:
+    usual = {"prompt": f"{seed} x", "max_tokens": 200, "ignore_eos": True, "seed": seed}
+    return await client.post("/v1/completions", json=usual | body)
 
-    async def long_answer(client: httpx.AsyncClient) -> int:
-        body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
-        return (await client.post("/v1/completions", json=body)).status_code
 
-    async def main() -> list[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            tasks = [asyncio.ensure_future(long_answer(client)) for _ in range(NUM_STREAMS)]
-            while (await client.get("/load")).json()["running"] < NUM_STREAMS:
+async def texts_of(client: httpx.AsyncClient) -> list[str]:
+    """Return the answers to many requests at a time, each a single message."""
+    answers = await asyncio.gather(*(answer_of(client, seed) for seed in range(NUM_STREAMS)))
+    return [answer.json()["choices"][0]["text"] for answer in answers]
+
+
+async def whole_again(client: httpx.AsyncClient, restarts: int) -> None:
+    """Wait until both engines are alive, as every API process says, after so many restarts."""
+    async with asyncio.timeout(60):
+        num_good = 0
+        while num_good < 8:
+            told = (await client.get("/health")).json()
+            counts = sum(one.get("restarts", 0) for one in told.get("engines", ()))
+            num_good = num_good + 1 if (told["status"], counts) == ("ok", restarts) else 0
+            await asyncio.sleep(0.05)
+
+
+def test_a_killed_engine_comes_back_and_only_begun_streams_are_lost(server: ServerProcess) -> None:
+    victim = engines_of(server)[-1]
+
+    async def streamed(client: httpx.AsyncClient, seed: int, begun: list[int]) -> str:
+        body = {"prompt": "y", "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": seed}
+        last = ""
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                begun.append(seed)
+                last = line or last
+                if '"error"' in line:
+                    return line
+        return last
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+            wanted, begun = await texts_of(client), list[int]()
+            streams = [asyncio.ensure_future(streamed(client, n, begun)) for n in range(4)]
+            while len(set(begun)) < 4:
+                await asyncio.sleep(0.005)
+            whole = asyncio.ensure_future(texts_of(client))
+            while (await client.get("/load")).json()["running"] < 4 + NUM_STREAMS:
                 await asyncio.sleep(0.005)
             victim.kill()
-            return await asyncio.gather(*tasks)
+            ends = await asyncio.gather(*streams)
+            assert set(ends) - {"data: [DONE]"}, "no stream was in the engine that was killed"
+            for end in set(ends) - {"data: [DONE]"}:
+                assert "engine_dead" in end and "after the answer had begun" in end, end
+            assert await whole == wanted
+            told = (await client.get("/health")).json()
+            assert told["status"] == "degraded"
+            (dead,) = [one for one in told["engines"] if one["state"] != "up"]
+            assert (dead["state"], bool(dead["reason"])) == ("restarting", True)
+            assert (await client.get("/ready")).status_code == 200
+            await whole_again(client, 1)
+            assert await texts_of(client) == wanted
+            lines = (await client.get("/metrics")).text.splitlines()
+            pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+            numbers = {name: float(number) for name, number in pairs}
+            name = f'{{engine="{dead["engine"]}"}}'
+            assert numbers[f"dovetail:engine_restarts_total{name}"] == 1
+            assert numbers[f"dovetail:engine_up{name}"] == 1
+            assert numbers[f"dovetail:engine_restarting{name}"] == 0
+            assert numbers["dovetail:requests_run_again_total"] >= 1
 
-    statuses = asyncio.run(main())
-    assert set(statuses) == {200, 503}
-    with server.client() as client:
-        deadline_s = time.monotonic() + 2
-        while (told := client.get("/health").json())["status"] != "degraded":
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
-        dead = [one for one in told["engines"] if one["state"] == "dead"]
-        assert len(dead) == 1 and dead[0]["reason"]
-        for _ in range(4):
-            completion(client, prompt="x", max_tokens=2)
-        assert client.get("/ready").status_code == 200
-        up = [line for line in client.get("/metrics").text.splitlines() if "engine_up{" in line]
-        assert sorted(line.rsplit(" ", 1)[1] for line in up) == ["0.0", "1.0"]
+    asyncio.run(main())
+
+
+def test_a_request_that_kills_engines_is_refused_and_the_others_answered(
+    server: ServerProcess,
+) -> None:
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            wanted = await texts_of(client)
+            whole = asyncio.ensure_future(texts_of(client))
+            refused = await answer_of(client, 1, request_id=f"{killing_policy.WORD}-it")
+            assert refused.status_code == 422, refused.text
+            assert refused.json()["error"]["code"] == "engine_died_each_time"
+            assert await whole == wanted
+            await whole_again(client, 4)
+
+    asyncio.run(main())
 
 
 def test_the_end_leaves_nothing(server: ServerProcess) -> None:

@@ -47,7 +47,7 @@ def keyless() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def own() -> Iterator[ServerProcess]:
-    with ServerProcess("--port", "0") as server:
+    with ServerProcess("--port", "0", "--max-engine-restarts", "0") as server:
         yield server.wait_ready()
 
 
@@ -349,11 +349,15 @@ def test_a_killed_parent_of_several_leaves_no_child() -> None:
         assert server.orphans(2) == []
 
 
-def test_a_dead_engine_ends_several_api_processes() -> None:
-    with ServerProcess("--port", "0", "--api-server-count", "2") as server:
+def test_an_engine_that_is_given_up_ends_several_api_processes() -> None:
+    flags = ("--api-server-count", "2", "--max-engine-restarts", "1")
+    with ServerProcess("--port", "0", *flags) as server:
         server.wait_ready()
-        server.engine().kill()
-        with server.client() as client:
-            wait_for(lambda: client.get("/health").status_code == 503, 1)
+        for _ in range(2):
+            server.engine().kill()
+            with server.client() as client:
+                wait_for(lambda: client.get("/health").status_code == 503, 1)
+                chat(client)  # waits for the engine, or for its end
+        assert any("as often as --max-engine-restarts allows" in line for line in server.lines)
         assert server.wait(10) != 0
         assert server.orphans(2) == []

@@ -405,7 +405,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self.ends: list[str] = []
-        self.num_events = 0
+        self.begun: set[int] = set()
         self._threads = [threading.Thread(target=self._run, args=(url,)) for _ in range(3)]
         for thread in self._threads:
             thread.start()
@@ -415,7 +415,7 @@ class Load:
         last = ""
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             for line in response.iter_lines():
-                self.num_events += 1
+                self.begun.add(threading.get_ident())
                 last = line or last
         self.ends.append(last)
 
@@ -435,7 +435,7 @@ def seconds_until(is_so: Callable[[], bool], limit_s: float) -> float:
     return time.monotonic() - started_s
 
 
-def test_a_server_with_two_ranks_answers_and_ends_with_a_rank(server: ServerProcess) -> None:
+def test_a_server_with_two_ranks_answers_and_starts_both_again(server: ServerProcess) -> None:
     ranks = ranks_of(server)
     assert len(ranks) == 2
     with server.client() as client:
@@ -443,18 +443,24 @@ def test_a_server_with_two_ranks_answers_and_ends_with_a_rank(server: ServerProc
         answer = client.post("/v1/completions", json=body | {"logprobs": 1}).raise_for_status()
         assert "Paris" in answer.json()["choices"][0]["text"]
         load = Load(server.url)
-        seconds_until(lambda: load.num_events > 5, 30)
+        seconds_until(lambda: len(load.begun) == 3, 30)
         ranks[1].kill()
         assert seconds_until(lambda: client.get("/health").status_code == 503, 5) < 1
     load.wait()
     assert len(load.ends) == 3 and all("engine_dead" in end for end in load.ends)
     assert any(f"rank 1 (process {ranks[1].pid}) was killed by signal 9" in e for e in load.ends)
-    assert server.wait(20) != 0
+    with server.client() as client:
+        again = client.post("/v1/completions", json=body | {"logprobs": 1}).raise_for_status()
+        assert again.json()["choices"] == answer.json()["choices"]
+        assert [one["restarts"] for one in client.get("/health").json()["engines"]] == [1]
+    assert {rank.pid for rank in ranks_of(server)}.isdisjoint(rank.pid for rank in ranks)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(20) == 0
 
 
 def test_a_rank_that_is_stopped_ends_requests(server: ServerProcess) -> None:
     load = Load(server.url)
-    seconds_until(lambda: load.num_events > 5, 30)
+    seconds_until(lambda: len(load.begun) == 3, 30)
     ranks_of(server)[1].send_signal(signal.SIGSTOP)
     with server.client() as client:
         assert seconds_until(lambda: client.get("/health").status_code == 503, 8) < 4

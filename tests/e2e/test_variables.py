@@ -29,6 +29,7 @@ PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capi
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     env = {
         "DOVETAIL_PORT": "0",
+        "DOVETAIL_MAX_ENGINE_RESTARTS": "0",
         "DOVETAIL_ENABLE_PROMPT_TOKENS_DETAILS": "true",
         "DOVETAIL_SERVED_MODEL_NAME": "first,second",
         "DOVETAIL_DISABLE_LOG_STAT": "1",

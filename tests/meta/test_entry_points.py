@@ -44,6 +44,7 @@ SHARED = set(
         "batch",
         "bench",
         "created_models",
+        "device_workers",
         "gateway",
         "http_client",
         "inspect",

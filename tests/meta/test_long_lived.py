@@ -23,7 +23,7 @@ ENDS_ALL = "its last act, whatever it raises, is to tell the process, which ends
 SETTLES = "catches everything, and gives it to who waits for the result"
 
 KNOWN = {
-    "core/dovetail/engine/client/async_engine.py::AsyncEngine._note_death": AWAITED,
+    "core/dovetail/engine/client/fleet.py::Fleet._note_death": AWAITED,
     "core/dovetail/engine/client/host.py::EngineThread.__init__": ENDS_ALL,
     "core/dovetail/engine/client/offline/sync_engines.py::_LoopThread.__init__": "an event loop",
     "core/dovetail/engine/client/offline/sync_engines.py::_LoopThread.begin.create": A_REQUEST,

@@ -324,6 +324,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{CHECKPOINT}::test_limits_of_prompts_in_parts",
         f"{PLANS}::test_long_prefills_are_capped",
     ),
+    "max_engine_restarts": (f"{WHOLE}::test_settings_of_the_engine_reach_it",),
     "max_body_bytes": (f"{EDGES}::test_large_bodies_are_refused_and_what_still_comes_is_dropped",),
     "max_log_len": (f"{FRONTEND}::test_answers_are_logged_whole",),
     "max_logprobs": (f"{WHOLE}::test_max_logprobs",),

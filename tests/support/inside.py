@@ -158,7 +158,7 @@ def connections_of(engine: AsyncEngine) -> list[EngineConnection]:
 
 def num_open(engine: AsyncEngine) -> int:
     """Return the number of entries that a client holds for requests: 0 when all are over."""
-    return len(engine._mailboxes) + len(engine._homes) + len(engine._keys)
+    return len(engine._mailboxes) + len(engine._homes) + len(engine._keys) + len(engine._aborted)
 
 
 def router_of(engine: AsyncEngine) -> Any:

@@ -60,9 +60,10 @@ TRIALS = ("dovetail_plugins.inspect.trial_child", "dovetail_plugins.tune.trial_c
 CHILDREN = (RANK, ENGINE, API, COMPILER, SERVER, TEXTS, PULLER, QUANTIZER, *TRIALS)
 IMPORTS = (
     *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
-    *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
+    *("dovetail.cli.main", "dovetail.config.resolve"),
     *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media", "llguidance"),
+    "dovetail_plugins.device_workers.device_worker",
     *("dovetail_plugins.gateway.server", "huggingface_hub.constants"),
     *("dovetail.runner.model_runner", "dovetail_plugins.workers.cpu", COMPILER),
     *("uvicorn.protocols.http.httptools_impl", "uvloop", "tokenizers", "uvicorn.lifespan.off"),
@@ -70,7 +71,7 @@ IMPORTS = (
     *("dovetail.cli.parser", "dovetail.config.rules.one_model", "dovetail.engine.kv.paged"),
     *("dovetail_plugins.attention._native_step", "dovetail_plugins.load_formats._shards"),
     *("dovetail_plugins.model_types._other_names", "dovetail_plugins.tokenizers._fast"),
-    *("dovetail_plugins.workers._engine_imports", "dovetail.runner.worker.sleep"),
+    *("dovetail_plugins.workers._engine_imports", "dovetail_plugins.device_workers.sleep"),
 )
 SERVERS_IMPORTS = (
     *("dovetail.server.launch.lifecycle", "dovetail.server.launch.preview"),

@@ -13,7 +13,7 @@ import msgspec
 from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.plugin import Info
-from dovetail.runner.worker.device_worker import DeviceWorker
+from dovetail_plugins.device_workers.device_worker import DeviceWorker
 from dovetail_pretend_device.buckets import BUCKET, PADDING
 from dovetail_pretend_device.platform import DEVICE
 

@@ -69,7 +69,7 @@ from dovetail.config.rules.parallel import stages
 from dovetail.config.rules.parallel.context_parallel import check_context
 from dovetail.config.rules.parallel.engines import HOST_CORES, engine_numbers, with_engines
 from dovetail.config.rules.parallel.experts import expert_settings, over_engines, select_all2all
-from dovetail.config.rules.parallel.placement import launched, places_ranks
+from dovetail.config.rules.parallel.placement import launched, max_restarts, places_ranks
 from dovetail.config.rules.parallel.ranks import (
     cached_model,
     check_division,
@@ -284,6 +284,7 @@ def _engine_spec(
         default_sampling=sampling_of(config.model, model.path),
         **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,
+        max_restarts=max_restarts(config.engine.max_engine_restarts, config.parallel),
         reply_timeout_s=config.engine.engine_reply_timeout,
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),

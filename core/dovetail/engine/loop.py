@@ -314,12 +314,14 @@ class EngineLoop:
 
     def _status(self) -> EngineStatus:
         num_running, num_waiting = self._core.counts()
+        adapters = self._core.adapters
         return EngineStatus(
             num_steps=self._core.num_steps,
             num_running=num_running,
             num_waiting=num_waiting,
             now_s=time.monotonic(),
             failing=failing(),
+            num_adapter_changes=0 if adapters is None else adapters.num_changes,
         )
 
     def _greet(self, client: bytes) -> None:

@@ -125,13 +125,15 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
     """Health status. `num_steps` advances while there is work; `now_s` is the engine's monotonic
-    clock. `failing` names the engine's threads that have failed within the last minute."""
+    clock. `failing` names the engine's threads that have failed within the last minute.
+    `num_adapter_changes` grows when the list of adapters changes."""
 
     num_steps: int
     num_running: int
     num_waiting: int
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
+    num_adapter_changes: int = 0
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):

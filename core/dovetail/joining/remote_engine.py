@@ -44,6 +44,8 @@ class Order(msgspec.Struct, frozen=True):
 class RemoteEngine:
     """An EngineHost for an engine that has joined. Creating it sends the engine its Start."""
 
+    restart_refusal = "This server does not start engines of other machines again."
+
     def __init__(self, peer: Peer) -> None:
         self._ending = peer.ending
         self._control, own, *others = peer.connections

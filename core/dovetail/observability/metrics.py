@@ -186,6 +186,15 @@ OPEN_REQUESTS = gauge(
 ENGINE_UP = gauge(
     "dovetail:engine_up", "1 while the engine of this number runs, 0 once it has died", ("engine",)
 )
+ENGINE_RESTARTING = gauge(
+    "dovetail:engine_restarting", "1 while a dead engine is being started again", ("engine",)
+)
+ENGINE_RESTARTS = counter(
+    "dovetail:engine_restarts", "How often an engine was started again", ("engine",)
+)
+REQUESTS_RUN_AGAIN = counter(
+    "dovetail:requests_run_again", "Requests that ran again after their engine had died"
+)
 START_SECONDS = gauge(
     "dovetail:start_phase_seconds", "Seconds that each phase of the start took", ("phase",)
 )

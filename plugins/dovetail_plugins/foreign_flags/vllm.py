@@ -249,8 +249,9 @@ _PARALLEL: Table = {
               data_parallel_multi_port_external_lb=False),
     **refused(what("elastic_engines"), "start it again",
               enable_elastic_ep=False),
-    **refused("an engine whose rank has died is not repaired", "use --keep-alive-on-engine-death "
-              "or a supervisor that starts it again", enable_fault_tolerance=False),
+    **refused("a rank that has died is not replaced in a running engine", "use "
+              "--max-engine-restarts, which starts the whole engine again",
+              enable_fault_tolerance=False),
 }  # fmt: skip
 
 _ENGINE: Table = {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.rules.machine.platform import available_bytes
 from dovetail.interfaces.plugin import Info
-from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.cpu import library as native
+from dovetail_plugins.device_workers.device_worker import DeviceWorker
 from dovetail_plugins.workers._second_team import SecondTeam
 from dovetail_plugins.workers._torch import load_torch
 

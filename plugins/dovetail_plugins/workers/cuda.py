@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info
-from dovetail.runner.worker.device_worker import DeviceWorker
+from dovetail_plugins.device_workers.device_worker import DeviceWorker
 from dovetail_plugins.workers._cuda_memory import CudaMemory
 
 if TYPE_CHECKING:

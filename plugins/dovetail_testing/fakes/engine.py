@@ -157,8 +157,9 @@ class _Row:
 class FakeExecutor(Executor):
     """Draws tokens in plain Python; checks that plans make sense.
 
-    A prompt that contains "FAULT" has a row fault at its third token; others draw their script,
-    or letters hashed from (seed, all tokens so far) when there is none.
+    A prompt that contains "FAULT" has a row fault at its third token, one with "KILL" ends the
+    process at its first; others draw their script, or letters hashed from (seed, all tokens so
+    far) when there is none.
     """
 
     info = Info(summary="test executor: plain Python, no model")
@@ -240,6 +241,8 @@ class FakeExecutor(Executor):
             return RowResult(row=step.row, prompt_logprobs=prompt_logprobs)
         assert end == len(row.token_ids), "samples, but not after the last known token"
         position = end - row.new.num_prompt_tokens
+        if b"KILL" in _bytes_of(row.new.token_ids):
+            os._exit(9)
         if position == 2 and b"FAULT" in _bytes_of(row.new.token_ids):
             return RowResult(row=step.row, fault="the logits of this row are NaN.")
         token_id = self._next(row, position)

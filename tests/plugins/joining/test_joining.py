@@ -311,7 +311,7 @@ def test_an_engine_that_another_api_process_has_given_up_is_ended(meeting: Meeti
                 assert sorted(type(one).__name__ for one in ended) == ["EngineDead", "str"]
                 assert owner.given_up() == {} and survivors([victim], 0.1) == [victim]
                 owner.give_up(other.given_up())
-                assert "--engine-step-timeout" in owner.given_up()[1]
+                assert "--engine-step-timeout" in owner.given_up()[1][1]
                 assert await asyncio.to_thread(survivors, [victim], 4.0) == []
                 assert machine.ended() == 1
             finally:
@@ -416,7 +416,7 @@ OWN = {
         "scheduler", "executor", "worker", "tokenizer", "tokenizer_path", "platform",
         "stat_loggers", "hooks", "served_names", "request_seed", "max_logprobs",
         "processor_pattern", "default_sampling", "log_level", "log_config", "log_format",
-        "log_prefix",
+        "log_prefix", "max_restarts",
         "sets_up_log", "step_timeout_s", "reply_timeout_s", "socket_dir", "checks_invariants",
         "media", "sounds", "io_processor", "takes_vectors",
         "engine", "shares", "elsewhere", "variables", "router", "adapter_search", "events",

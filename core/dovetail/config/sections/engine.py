@@ -39,6 +39,14 @@ class EngineConfig:
         help="how long a step may take; after that the engine counts as dead and is stopped",
         default_note="no limit",
     )
+    max_engine_restarts: int = flag(
+        5,
+        ge=0,
+        help="how often an engine that has died is started again within ten minutes; one more "
+        "death, and it is given up. Its requests without output run again. 0: dead engines stay "
+        "dead, and their requests end with an error. So do those whose ranks torchrun or another "
+        "launcher has started",
+    )
     engine_reply_timeout: float = flag(
         10.0,
         ge=0.001,

@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from dovetail.engine.client.connection import (
-    EngineConnection,
-    EngineState,
-    Listener,
-    common_death,
-    note_up,
-    slowest_phases,
-)
+from dovetail.engine.client.connection import EngineConnection, note_life
+from dovetail.engine.client.fleet import ATTACH_LIMIT_S, SHARERS_WAIT_S, Ends, Fleet
 from dovetail.engine.client.host import EngineHost, closed, started
-from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.pooling.input_processor import PooledInput
 from dovetail.engine.client.requests.gated import followed, owned
 from dovetail.engine.client.requests.input_processor import (
@@ -32,22 +24,20 @@ from dovetail.engine.client.requests.input_processor import (
     Prompt,
     load_tokenizer,
 )
+from dovetail.engine.client.restarts import MOST_DEATHS, Life, RunAgain, ending
 from dovetail.engine.client.results.mailbox import Mailbox
 from dovetail.engine.client.results.output_processor import Processed
 from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.client.results.stop import TextWatch
-from dovetail.engine.client.routing import Routing
 from dovetail.engine.client.text.text_process import TextProcess
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.ipc.socket_ends import client_end
-from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.engine.messages import Operation, Phase
 from dovetail.engine.parts.sleep_mode import asleep_error
-from dovetail.errors import EngineDead, Overloaded
+from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.interfaces.stats import RequestStats, StepStats
+from dovetail.interfaces.stats import RequestStats
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
@@ -55,48 +45,26 @@ from dovetail.observability.supervise import supervised
 from dovetail.registry import hooks
 from dovetail.structured_output.compiler import ConstraintCompiler
 
-logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 Prepared = Callable[["AsyncEngine"], None]
 Watch = Callable[[], TextWatch]
 """Creates the watch that reads a completion's text and finds its end."""
 
-TICK_PERIOD_S = 1.0
-FLUSH_PERIOD_S = 5.0
 STOP_WAIT_S = 5.0
 # A loading engine reads no messages; after this time the pipe from its parent is closed.
 ABANDON_WAIT_S = 0.3
-ATTACH_LIMIT_S = 60.0
-# Time for one of several engines that share experts to report why it died.
-SHARERS_WAIT_S = 0.3
 
 
-class AsyncEngine(EngineOperations):
+class AsyncEngine(Fleet):
     """One model's engines. Created by `start` or `attach`; used only in that event loop."""
 
-    def __init__(
-        self, spec: EngineSpec, ends: Sequence[tuple[EngineSpec, ClientEnd, EngineHost | None]]
-    ) -> None:
-        self.spec = spec
-        self._loop = asyncio.get_running_loop()
-        listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
-        self._connections = [
-            EngineConnection(
-                number, own, end, host, listener, is_elsewhere=own.engine in spec.elsewhere
-            )
-            for number, (own, end, host) in enumerate(ends)
-        ]
-        self._routing = Routing(spec, self._connections)
-        self._is_owner = any(host is not None for _, _, host in ends)
+    def __init__(self, spec: EngineSpec, ends: Ends, addresses: Sequence[str] = ()) -> None:
+        super().__init__(spec, ends, addresses)
         self._mailboxes: dict[int, Mailbox] = {}
         self._homes: dict[int, EngineConnection] = {}
         self._keys: dict[str, set[int]] = {}
+        self._aborted: set[int] = set()
+        self._suspects = asyncio.Lock()
         self._serials = itertools.count()
-        self._is_draining = self._is_shut_down = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._tidying: list[asyncio.Task[None]] = []
-        self._stats = StatLoggers([])
-        self._hooks = hooks.manager_of(())
         self.text_process = (
             TextProcess(spec, lambda: sum(self.load()) > 0) if spec.has_tokenizer else None
         )
@@ -122,8 +90,6 @@ class AsyncEngine(EngineOperations):
         """
         hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
-        for connection, (_, host) in zip(engine._connections, hosts, strict=True):
-            host.watch(connection.note_exit)
         try:
             await engine._connect(prepared=prepared)
             if prepares and engine.constraint_compiler is not None:
@@ -135,8 +101,8 @@ class AsyncEngine(EngineOperations):
             await engine._close_compiler()
             await asyncio.gather(*(closed(host, ABANDON_WAIT_S) for _, host in hosts))
             raise
-        for own, _ in hosts:
-            note_up(own, 1)
+        for (own, _), life in zip(hosts, engine.lives, strict=True):
+            note_life(own, life)
             hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
         return engine
 
@@ -147,7 +113,8 @@ class AsyncEngine(EngineOperations):
         """Return engines that another API process has started. `process` is this one's number.
         Raises: EngineDead if one does not answer."""
         ends = [client_end(address) for address in addresses]
-        engine = cls(spec, [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)])
+        all_ends = [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)]
+        engine = cls(spec, all_ends, addresses)
         try:
             async with asyncio.timeout(ATTACH_LIMIT_S):
                 await engine._connect(process)
@@ -177,80 +144,9 @@ class AsyncEngine(EngineOperations):
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:
             connection.verify_started()
+        self.lives = [Life(pid=connection.pid) for connection in self._connections]
         self._routing.open(process)
         self._tasks = [supervised("engine-steps", self._tick)]
-
-    @property
-    def hosts(self) -> list[EngineHost]:
-        """Return the engines that this process has started."""
-        return [c.host for c in self._connections if c.host is not None]
-
-    def addresses_for(self, process: int) -> tuple[str, ...]:
-        """Return the addresses where API process number `process`, from 0, can attach; none for an
-        engine in a thread."""
-        found = [host.address_for(process) for host in self.hosts]
-        return tuple(address for address in found if address is not None)
-
-    def hand_over(self) -> None:
-        """Leave their connections to the other API processes once all have started."""
-        for host in self.hosts:
-            host.hand_over()
-
-    @property
-    def name(self) -> str:
-        """Return the first engine's name for this API process."""
-        return self._connections[0].end.name
-
-    @property
-    def phases(self) -> list[Phase]:
-        """Return the phases of the start-up; with several engines, each phase's slowest."""
-        return slowest_phases(self._connections)
-
-    @property
-    def death_reason(self) -> str | None:
-        """Return why all engines died; None while one is alive."""
-        return common_death(self._connections)
-
-    @property
-    def is_alive(self) -> bool:
-        """Return whether an engine is alive and this has not been shut down."""
-        return bool(self._living()) and not self._is_shut_down
-
-    @property
-    def asleep(self) -> tuple[str, ...]:
-        """Return the parts that sleep if all live engines sleep; then no requests are accepted."""
-        states = [connection.asleep for connection in self._living()]
-        return states[0] if states and all(states) else ()
-
-    def _living(self) -> list[EngineConnection]:
-        return [connection for connection in self._connections if connection.is_alive]
-
-    def states(self) -> list[EngineState]:
-        """Return the state of each engine, in the order of their numbers."""
-        return [connection.state() for connection in self._connections]
-
-    def given_up(self) -> dict[int, str]:
-        """Return the death reasons of dead engines, by number."""
-        return {s.engine: s.reason for s in self.states() if s.reason is not None}
-
-    def give_up(self, engines: Mapping[int, str]) -> None:
-        """Mark engines as dead, by number, for the reasons that another process reported."""
-        for connection in self._connections:
-            if connection.spec.engine in engines:
-                connection.die(engines[connection.spec.engine])
-
-    def heartbeat_age_s(self) -> float:
-        """Return the seconds since the last message of any engine; each is pinged every second."""
-        return min(connection.heartbeat_age_s() for connection in self._connections)
-
-    def load(self) -> tuple[int, int]:
-        """Return (running, waiting); requests that the engines have not counted yet are waiting."""
-        loads = [connection.load() for connection in self._living()]
-        return sum(running for running, _ in loads), sum(waiting for _, waiting in loads)
-
-    def pending_tokens(self) -> int:
-        """Return the prompt tokens of requests without a first token."""
-        return sum(connection.pending_tokens for connection in self._living())
 
     async def generate(
         self,
@@ -269,13 +165,7 @@ class AsyncEngine(EngineOperations):
         request is refused, RequestFault if it ends with an error, EngineDead, EngineAsleep,
         Overloaded.
         """
-        self._verify_open()
-        if self.asleep:
-            raise asleep_error()
-        await self.learn_of(how.get("adapter", ""))
-        key = next(self._serials)
-        prepare = partial(self._input.prepare, prompt, params, request_id, serial=key, **how)
-        prepared = await self._prepared(prompt, prepare)
+        key, prepared = await self._prepared(self._input, prompt, params, request_id, how)
         outputs = self._outputs(key, prepared, watch, is_whole=is_whole)
         async with aclosing(followed(prepared, outputs)) as outputs:
             async for output in outputs:
@@ -292,13 +182,7 @@ class AsyncEngine(EngineOperations):
 
         `how`: further arguments of PooledInput.prepare, by name. Raises: as `generate`
         """
-        self._verify_open()
-        if self.asleep:
-            raise asleep_error()
-        await self.learn_of(how.get("adapter", ""))
-        key = next(self._serials)
-        prepare = partial(self._pooled_input.prepare, prompt, params, request_id, serial=key, **how)
-        prepared = await self._prepared(prompt, prepare)
+        key, prepared = await self._prepared(self._pooled_input, prompt, params, request_id, how)
         async with aclosing(followed(prepared, self._outputs(key, prepared, None))) as outputs:
             return await anext(outputs)
 
@@ -309,52 +193,95 @@ class AsyncEngine(EngineOperations):
     async def _outputs(
         self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool = False
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Send a request and yield its outputs until it is finished."""
+        """Send a request and yield its outputs until it is finished. It is sent again if its engine
+        dies before the first."""
         self._verify_open()
-        mailbox = self._submit(key, prepared, watch, is_whole=is_whole)
-        try:
+        num_deaths = 0
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._listed(key, prepared.request_id))
+            await self._wait_for_engine()
             while True:
-                output = await mailbox.get()
-                yield output
-                if output.is_finished:
-                    return
+                mailbox = self._mailboxes[key] = Mailbox(num_deaths)
+                try:
+                    self._submit(key, prepared, watch, is_whole=is_whole)
+                    while True:
+                        output = await mailbox.get()
+                        yield output
+                        if output.is_finished:
+                            return
+                except RunAgain as lost:
+                    num_deaths += 1
+                    await self._wait_to_run_again(lost, num_deaths, stack)
+                finally:
+                    self._forget(key)
+
+    @contextmanager
+    def _listed(self, key: int, request_id: str) -> Iterator[None]:
+        """Have `abort` find a request meanwhile, by its id."""
+        keys = self._keys.setdefault(request_id, set())
+        keys.add(key)
+        try:
+            yield
         finally:
-            self._forget(key, prepared.request_id)
+            self._aborted.discard(key)
+            keys.discard(key)
+            if not keys:
+                del self._keys[request_id]
+
+    async def _wait_to_run_again(
+        self, lost: RunAgain, num_deaths: int, stack: AsyncExitStack
+    ) -> None:
+        """Wait until a request can be sent again. Before its last attempt that includes others of
+        which that is true: one of them kills engines, and must not take the rest along."""
+        from dovetail.observability import metrics  # the import decides how metrics are stored
+
+        try:
+            if num_deaths == MOST_DEATHS - 1:
+                await stack.enter_async_context(self._suspects)
+            if self.spec.shares_experts:  # the others, which are alive still, are about to end
+                await asyncio.sleep(2 * SHARERS_WAIT_S)
+            await self._wait_for_engine()
+        except BaseException:
+            if lost.stats is not None:
+                self._record(lost.stats)
+            raise
+        metrics.REQUESTS_RUN_AGAIN.inc()
 
     async def _prepared(
-        self, prompt: Prompt, prepare: Callable[[], PreparedRequest]
-    ) -> PreparedRequest:
-        """Return the checked request of a prompt; slow preparation runs in a thread."""
+        self, own: Any, prompt: Prompt, params: Any, request_id: str, how: dict[str, Any]
+    ) -> tuple[int, PreparedRequest]:
+        """Return a new request's key and its checked form, which an input processor of its `own`
+        makes; slow preparation runs in a thread. Raises: as `generate`"""
+        self._verify_open()
+        if self.asleep:
+            raise asleep_error()
+        await self.learn_of(how.get("adapter", ""))
+        key = next(self._serials)
+        prepare = partial(own.prepare, prompt, params, request_id, serial=key, **how)
         if self._input.is_quick(prompt):
-            return prepare()
-        return await self._loop.run_in_executor(None, prepare)
+            return key, prepare()
+        return key, await self._loop.run_in_executor(None, prepare)
 
     def _submit(
         self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool
-    ) -> Mailbox:
-        """Send a request to an engine; return the mailbox for its outputs."""
-        home = self._routing.home_of(prepared)
-        mailbox = self._mailboxes[key] = Mailbox()
-        self._homes[key] = home
-        self._keys.setdefault(prepared.request_id, set()).add(key)
+    ) -> None:
+        """Send a request to an engine. Its outputs go to the mailbox of its key."""
+        home = self._homes[key] = self._routing.home_of(prepared)
         home.output.add(key, prepared, CALLER.get(), watch, is_whole=is_whole)
         try:
             home.send(owned(prepared.requests))
         except BaseException:
             home.output.drop(key)  # never sent: the request is refused, not finished
-            self._forget(key, prepared.request_id)
             raise
-        return mailbox
+        if key in self._aborted:
+            home.abort(home.output.unfinished_ids(key))
 
-    def _forget(self, key: int, request_id: str) -> None:
-        """Forget a request; abort what is still running in its engine."""
+    def _forget(self, key: int) -> None:
+        """Forget a request's engine; abort what is still running there."""
         self._mailboxes.pop(key, None)
-        keys = self._keys.get(request_id)
-        if keys is not None:
-            keys.discard(key)
-            if not keys:
-                del self._keys[request_id]
-        home = self._homes.pop(key)
+        home = self._homes.pop(key, None)
+        if home is None:
+            return  # no engine took it
         ids, stats = home.output.drop(key)
         if stats is not None:
             self._record(stats)
@@ -363,32 +290,10 @@ class AsyncEngine(EngineOperations):
     async def abort(self, request_id: str) -> None:
         """Abort the requests of this id; their generators finish with reason "abort"."""
         for key in tuple(self._keys.get(request_id, ())):
-            home = self._homes[key]
-            home.abort(home.output.unfinished_ids(key))
-
-    async def call_each(
-        self, operation: Operation[Result], timeout_s: float | None = None
-    ) -> list[Result]:
-        """Run an operation in every live engine; return the result of each."""
-        self._verify_open()
-        calls = [connection.calls.call(operation, timeout_s) for connection in self._living()]
-        ended = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [one for one in ended if isinstance(one, BaseException)]
-        real = [error for error in errors if not isinstance(error, EngineDead)]
-        if real or len(errors) == len(ended):
-            raise (real or errors)[0]
-        return [one for one in ended if not isinstance(one, BaseException)]
-
-    def _forget_prefixes(self) -> None:
-        for connection in self._connections:
-            self._routing.forget(connection)
-
-    def _verify_open(self) -> None:
-        reason = self.death_reason
-        if reason is not None:
-            raise EngineDead(reason)
-        if self._is_shut_down or self._is_draining:
-            raise Overloaded("the server is shutting down and takes no new requests.")
+            self._aborted.add(key)  # if it waits for an engine
+            if key in self._homes:
+                home = self._homes[key]
+                home.abort(home.output.unfinished_ids(key))
 
     def _deliver(self, processed: Processed) -> None:
         for key, output in processed.outputs:
@@ -405,69 +310,32 @@ class AsyncEngine(EngineOperations):
         for stats in processed.stats:
             self._record(stats)
 
-    def _note_step(self, stats: StepStats) -> None:
-        if self._is_owner:  # with several API processes, only one counts the steps
-            self._stats.step(stats)
-
-    def _end_all(self, connection: EngineConnection, error: EngineDead) -> None:
-        """End every request of an engine with an error; their generators clean up."""
+    def _end_all(self, connection: EngineConnection, reason: str) -> None:
+        """End every request of an engine, or have it run again; their generators clean up."""
+        runs_again = self.spec.max_restarts > 0 and self.is_alive
         for key in [key for key, home in self._homes.items() if home is connection]:
-            self._mailboxes[key].fail(error)
+            mailbox = self._mailboxes[key]
+            error: DovetailError = EngineDead(reason)
+            if runs_again:
+                error = ending(reason, mailbox.num_deaths, has_begun=mailbox.has_begun)
             _, stats = connection.output.drop(key, error.what)
-            if stats is not None:
+            if isinstance(error, RunAgain):
+                error.stats = stats
+            elif stats is not None:
                 self._record(stats)
+            mailbox.fail(error)
 
     def _record(self, stats: RequestStats) -> None:
         self._stats.request(stats)
         hooks.tell(hooks.request_finished, {"stats": stats}, using=self._hooks)
 
-    def _note_death(self, number: int) -> None:
-        """Fail the requests of an engine that has died; the others continue."""
-        connection = self._connections[number]
-        reason = connection.death_reason or "unknown cause"
-        self._end_all(connection, EngineDead(reason))
-        self._routing.forget(connection)
-        if self.spec.shares_experts:
-            self._loop.call_later(SHARERS_WAIT_S, self._end_sharers, connection)
-        if connection.host is not None:
-            note_up(connection.spec, 0)
-            # Report final zeros, so that it does not appear to run forever.
-            self._stats.step(
-                StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=connection.spec.engine)
-            )
-            if self._living():  # a hung engine still holds memory
-                self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
-        if not self._living():
-            self._ended.set()
-        hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
-
-    def _end_sharers(self, dead: EngineConnection) -> None:
-        """Kill the engines that need the experts of one that has died."""
-        for connection in self._living():
-            connection.die(f"{dead.name}, whose experts it needs, has ended: {dead.death_reason}")
-
-    async def _tick(self) -> None:
-        """Check the engines for steps that take too long, and flush the stat loggers regularly."""
-        flushed_s = looked_s = time.monotonic()
-        while self.is_alive:
-            late_s = time.monotonic() - looked_s - TICK_PERIOD_S
-            for connection in self._connections:
-                if late_s > TICK_PERIOD_S:  # this process was suspended, and has messages to read
-                    connection.note_pause(late_s)
-                connection.check_step()
-            looked_s = time.monotonic()
-            if time.monotonic() - flushed_s >= FLUSH_PERIOD_S:
-                flushed_s = time.monotonic()
-                self._stats.flush()
-            await asyncio.sleep(TICK_PERIOD_S)
-
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for running ones; return whether all have finished."""
         self._is_draining = True
         deadline_s = time.monotonic() + timeout_s
-        while self._mailboxes and self.is_alive and time.monotonic() < deadline_s:
+        while self._keys and self.is_alive and time.monotonic() < deadline_s:
             await asyncio.sleep(0.01)
-        return not self._mailboxes
+        return not self._keys
 
     async def _close_compiler(self) -> None:
         if self.constraint_compiler is not None:
@@ -478,14 +346,16 @@ class AsyncEngine(EngineOperations):
         if self._is_shut_down:
             return
         self._is_shut_down = True
-        self._ended.set()
+        self._tell_change()
         self._routing.close()
-        for task in self._tasks:
+        revivals = tuple(self._revivals.values())
+        for task in (*self._tasks, *revivals):
             task.cancel()
+        await asyncio.gather(*revivals, return_exceptions=True)
         error = EngineDead("the engine was shut down.")
         stopped = self._living()
         for connection in self._connections:
-            self._end_all(connection, error)
+            self._end_all(connection, error.what)
             connection.close(error)
         await self._close_compiler()
         if self.text_process is not None:

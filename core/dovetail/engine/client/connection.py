@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dovetail.engine.client.calls import Calls
 from dovetail.engine.client.host import EngineHost
+from dovetail.engine.client.restarts import Life
 from dovetail.engine.client.results.clock import ClockLead
 from dovetail.engine.client.results.output_processor import OutputProcessor, Processed
 from dovetail.engine.faults import error_of
@@ -24,6 +25,7 @@ from dovetail.engine.messages import (
     Dead,
     EngineRequest,
     FromEngine,
+    ListAdapters,
     Phase,
     Ping,
     Ready,
@@ -34,6 +36,7 @@ from dovetail.engine.messages import (
     Updates,
 )
 from dovetail.errors import EngineDead, RequestError
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.supervise import supervised
@@ -51,18 +54,19 @@ START_FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Callbacks for outputs, for an engine's steps, and for its death, by its number."""
+    """Callbacks for outputs, for an engine's steps, and for its death."""
 
     outputs: Callable[[Processed], None]
     step: Callable[[StepStats], None]
-    death: Callable[[int], None]
+    death: Callable[[EngineConnection], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """The state of an engine. `engine` is its number, `reason` why it died (None: it is alive),
+    """The state of an engine. `engine` is its number, `reason` why it is dead (None: it is alive),
     `machine` its host if that is another one. `failing` names its threads that have failed within
-    the last minute."""
+    the last minute. It was started again `restarts` times, the last time after it had died because
+    of `last_reason`."""
 
     engine: int
     reason: str | None
@@ -72,6 +76,9 @@ class EngineState:
     heartbeat_age_s: float
     machine: str = ""
     failing: tuple[str, ...] = ()
+    restarts: int = 0
+    last_reason: str = ""
+    is_restarting: bool = False
 
     @property
     def is_stalled(self) -> bool:
@@ -101,6 +108,9 @@ class EngineConnection:
         self.phases: list[Phase] = []
         self.asleep: tuple[str, ...] = ()
         self.death_reason: str | None = None
+        self.pid = 0
+        self.served: tuple[AdapterSource, ...] | None = None
+        self._num_adapter_changes = 0
         self.num_blocks = 0
         self.num_steps = 0
         self.failing: tuple[str, ...] = ()
@@ -148,7 +158,7 @@ class EngineConnection:
     async def wait_ready(self) -> None:
         """Wait until the engine accepts requests. Raises: its start-up error; EngineDead"""
         ready = await self._ready
-        self.num_blocks = ready.num_blocks
+        self.pid, self.num_blocks = ready.pid, ready.num_blocks
         self._machine = ready.machine if self._is_elsewhere else ""
         self._ping_task = supervised(f"engine-{self.spec.engine}-ping", self._ping)
 
@@ -248,6 +258,7 @@ class EngineConnection:
         if self._ping_task is not None:
             self._ping_task.cancel()
         self._calls.fail(error)
+        self._ready.cancel()
 
     def _hear(self, message: FromEngine) -> None:
         """Handle a message from the engine."""
@@ -315,7 +326,7 @@ class EngineConnection:
             return
         logger.error("%s is dead: %s", self.name, reason)
         self._calls.fail(EngineDead(reason))
-        self._listener.death(self.number)
+        self._listener.death(self)
 
     async def _ping(self) -> None:
         """Ping the engine regularly; an engine in a long step answers after it."""
@@ -323,6 +334,9 @@ class EngineConnection:
             asked_s = time.monotonic()
             try:
                 status = await self._calls.call(Ping())
+                if status.num_adapter_changes != self._num_adapter_changes:
+                    self._num_adapter_changes = status.num_adapter_changes
+                    self.served = (await self._calls.call(ListAdapters())).sources
             except EngineDead as error:
                 self.die(error.what)
                 return
@@ -354,8 +368,11 @@ def common_death(connections: Sequence[EngineConnection]) -> str | None:
     return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
 
 
-def note_up(spec: EngineSpec, value: int) -> None:
-    """Set the metric of whether an engine is alive: 1 or 0."""
+def note_life(spec: EngineSpec, life: Life, *, num_restarts: int = 0) -> None:
+    """Set the metrics of whether an engine is alive, and add to those of its restarts."""
     from dovetail.observability import metrics  # the import decides how metrics are stored
 
-    metrics.ENGINE_UP.labels(str(spec.engine)).set(value)
+    name = str(spec.engine)
+    metrics.ENGINE_UP.labels(name).set(bool(life.pid))
+    metrics.ENGINE_RESTARTING.labels(name).set(not life.pid and not life.is_over)
+    metrics.ENGINE_RESTARTS.labels(name).inc(num_restarts)

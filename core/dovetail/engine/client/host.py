@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import logging
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -40,9 +42,11 @@ OnExit = Callable[[str], None]
 
 
 class EngineHost(Protocol):
-    """The process or thread of an engine. `end` is this process's end of the transport."""
+    """The process or thread of an engine. `end` is this process's end of the transport. With a
+    `restart_refusal` the engine is not started again, for that reason."""
 
     end: ClientEnd
+    restart_refusal: str
 
     def address_for(self, process: int) -> str | None:
         """Return the address for API process number `process`, from 0; None if there is none."""
@@ -58,10 +62,15 @@ class EngineHost(Protocol):
 
 
 class EngineProcess:
-    """An engine in a child process, which dies when this parent process dies."""
+    """An engine in a child process, which dies when this parent process dies. Its socket is in a
+    new folder, or in that of an `earlier` process, which has been stopped."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self._folder = make_socket_folder(spec.socket_dir)
+    restart_refusal = ""
+
+    def __init__(self, spec: EngineSpec, earlier: EngineProcess | None = None) -> None:
+        folder = make_socket_folder(spec.socket_dir) if earlier is None else earlier._folder
+        self._folder: Path = folder
+        self._folder.mkdir(0o700, exist_ok=earlier is None)
         self.address = address_in(self._folder)
         self._leftovers = [str(self._folder)]
         if spec.shares_experts:
@@ -128,6 +137,8 @@ def how_it_ended(status: int) -> str:
 class EngineThread:
     """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
 
+    restart_refusal = "It is a thread of the server, which is not started again."
+
     def __init__(self, spec: EngineSpec) -> None:
         from dovetail.engine import loop  # imports the engine side, which other API processes lack
 
@@ -179,16 +190,29 @@ def started(
     spec: EngineSpec, elsewhere: Sequence[EngineHost] = (), *, in_process: bool
 ) -> list[tuple[EngineSpec, EngineHost]]:
     """Start all engines or none, in processes or threads; return them and then `elsewhere`."""
-    hosts: list[EngineHost] = []
-    specs = _meeting(spec.each())
     try:
-        for own in specs:
-            hosts.append(EngineThread(own) if in_process else EngineProcess(own))
+        hosts = begun(spec.each(), in_process=in_process)
     except BaseException:
-        for host in (*hosts, *elsewhere):
+        for host in elsewhere:
             host.stop(0.0)
         raise
     return list(zip(spec.every(), [*hosts, *elsewhere], strict=True))
+
+
+def begun(
+    specs: Sequence[EngineSpec], earlier: Sequence[EngineProcess] = (), *, in_process: bool = False
+) -> list[EngineHost]:
+    """Start engines in processes or threads, all or none. They get the addresses of `earlier` ones,
+    which have been stopped. Raises: ConfigError, OSError"""
+    hosts: list[EngineHost] = []
+    try:
+        for own, before in itertools.zip_longest(_meeting(specs), earlier):
+            hosts.append(EngineThread(own) if in_process else EngineProcess(own, before))
+    except BaseException:
+        for host in hosts:
+            host.stop(0.0)
+        raise
+    return hosts
 
 
 def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from dovetail.engine.client.calls import Calls
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.messages import (
     CallWorkers,
@@ -31,6 +33,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.executor import WorkerCall
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # Extra time for an engine's answer after its workers' timeout, to name the hanging ones.
@@ -172,3 +175,21 @@ class EngineOperations(ABC):
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the model's default sampling params with `fields` overriding them."""
         return SamplingParams(**{**self.spec.default_sampling, **fields})
+
+
+async def serve_only(calls: Calls, wanted: Sequence[AdapterSource]) -> None:
+    """Have one engine serve these adapters and no others. One that cannot be loaded is logged.
+    Raises: EngineDead"""
+    present = {one.name: _identity(one) for one in (await calls.call(ListAdapters())).sources}
+    for name in present.keys() - {one.name for one in wanted}:
+        await calls.call(UnloadAdapter(name))
+    for source in wanted:
+        if present.get(source.name) != _identity(source):
+            try:
+                await calls.call(LoadAdapter(source=source, replaces=True))
+            except RequestError as error:
+                logger.error("the adapter %s was not loaded again: %s", source.name, error)
+
+
+def _identity(source: AdapterSource) -> tuple[str, ...]:
+    return source.name, source.path, source.base, source.owner

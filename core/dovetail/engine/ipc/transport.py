@@ -220,6 +220,7 @@ class ZmqClientEnd:
             parts = self._monitor.recv_multipart(zmq.NOBLOCK)
             is_lost |= parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
         if is_lost:
+            self._socket.setsockopt(zmq.LINGER, 0)  # nobody reads any more: `close` must not wait
             self._drain(math.inf)  # deliver its last messages, if any
             self._on_lost("the engine process closed its connection.")
 

@@ -114,6 +114,7 @@ class Adapters:
         self._moves: dict[int, AdapterMove] = {}
         self._dropped: list[str] = []
         self.has_freed = False
+        self.num_changes = 0
 
     def load(self, source: AdapterSource, *, replaces: bool = False) -> Future[None]:
         """Start to read an adapter; it is served once the future is done.
@@ -151,6 +152,7 @@ class Adapters:
         """Stop serving an adapter; running requests keep it. Raises: RequestError"""
         if name not in self._served:
             raise unknown_adapter(name)
+        self.num_changes += 1
         self._forget_if_unused(self._served.pop(name).key)
 
     def served(self) -> tuple[AdapterSource, ...]:
@@ -188,6 +190,7 @@ class Adapters:
                 self._forget(source.key)
                 done.set_exception(_refusal(source, error))
                 continue
+            self.num_changes += 1
             previous = self._served.pop(source.name, None)
             self._served[source.name] = _described(source, read.result())
             if previous is not None:

@@ -366,7 +366,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     (`each`). `num_engines` engines serve one API, including those with the numbers `elsewhere`,
     which other machines run. Requests without a seed get theirs from `request_seed` (None: at
     random). A request may name the logits processors that `processor_pattern` matches (None: all).
-    An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
+    An engine in a step longer than `step_timeout_s` counts as dead; a dead one is started again
+    `max_restarts` times within ten minutes at most. `reply_timeout_s` is how long
     an API process waits for a reply that needs no step. The socket is in `socket_dir`.
     `times_steps` adds up the cost of each request's steps. `can_sleep`: sleep mode is on, so the
     engine can release its memory while it runs. `adapters` are loaded at the start;
@@ -402,6 +403,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_prefix: str = ""
     sets_up_log: bool = True
     step_timeout_s: float | None = None
+    max_restarts: int = 0
     reply_timeout_s: float = 10.0
     socket_dir: str | None = None
     checks_invariants: bool = False

@@ -208,11 +208,11 @@ async def _watch(
         if deadline_s is None and statuses and engine.is_alive:
             logger.error("a server process ended with status %d: stopping", statuses[0])
             return 1
-        if deadline_s is None and engine.is_alive:
-            engine.give_up(beats.read())
-            if silence := beats.silence():
-                logger.error("%s: stopping", silence)
-                return 1
+        engine.give_up(beats.read())
+        beats.answer(engine.lives)
+        if deadline_s is None and engine.is_alive and (silence := beats.silence()):
+            logger.error("%s: stopping", silence)
+            return 1
         if deadline_s is not None and loop.time() > deadline_s:
             logger.warning("%d server processes did not end in time", len(children) - len(statuses))
             return 1

@@ -1,9 +1,10 @@
-"""Beats: the message an API process sends to its parent every second once it listens.
+"""Beats: what an API process and its parent tell each other every second.
 
 A beat lists the engines that the API process has given up, and why. The parent then gives them up
 too, which ends their remaining processes. The parent answers no requests, so it cannot tell a
-hanging engine from an idle one. A beat is a line of JSON between two line ends: a beat that was
-sent only in part cannot corrupt another, and the next one repeats its content.
+hanging engine from an idle one. Its answer is the life of each engine: it starts dead ones again.
+Both are lines of JSON between two line ends: a line that was sent only in part cannot corrupt
+another, and the next one repeats its content.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from dovetail.engine.client.restarts import Life
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.processes.process import Child
 
@@ -26,21 +29,30 @@ SILENCE_S = 10.0
 flag there is no limit."""
 _MOST_BYTES = 65536
 
-GivenUp = dict[int, str]
-"""Why engines were given up, by engine number."""
+GivenUp = dict[int, tuple[int, str]]
+"""Which processes of engines were given up, and why, by engine number."""
+Lives = list[Life]
+Line = TypeVar("Line", GivenUp, Lives)
 
 
-def beat(given_up: Mapping[int, str]) -> bytes:
-    """Return an encoded beat."""
-    return b"\n%b\n" % msgspec.json.encode(given_up)
+def beat(content: GivenUp | Lives) -> bytes:
+    """Return an encoded beat, or an answer to one."""
+    return b"\n%b\n" % msgspec.json.encode(content)
 
 
-async def send_beats(channel: socket.socket, given_up: Callable[[], Mapping[int, str]]) -> None:
-    """Report to the parent that this process listens, then repeat it every PERIOD_S."""
+async def exchange_beats(
+    channel: socket.socket, given_up: Callable[[], GivenUp], follow: Callable[[Lives], None]
+) -> None:
+    """Report to the parent that this process listens, and follow its latest answer; repeat that
+    every PERIOD_S."""
     channel.setblocking(False)
+    begun = b""
     while True:
         with contextlib.suppress(OSError):  # a full buffer means that the parent is stopped
             channel.send(beat(given_up()))
+        *lines, begun = (begun + _received(channel)).split(b"\n")
+        for lives in list(filter(None, (_read(line, Lives) for line in lines)))[-1:]:
+            follow(lives)
         await asyncio.sleep(PERIOD_S)
 
 
@@ -49,7 +61,7 @@ class Beats:
     clients waiting forever."""
 
     def __init__(self, children: Sequence[Child], step_timeout_s: float | None) -> None:
-        self._channels = [child.channel for child in children]
+        self._channels = [child.channel for child in children if child.channel is not None]
         self._limit_s = None if step_timeout_s is None else max(SILENCE_S, step_timeout_s)
         self._looked_s = time.monotonic()
         self._heard_s = [self._looked_s] * len(children)
@@ -63,14 +75,19 @@ class Beats:
         self._looked_s = now_s
         found: GivenUp = {}
         for number, channel in enumerate(self._channels):
-            assert channel is not None, "API processes have channels"
             received = _received(channel)
             if received:
                 self._heard_s[number] = now_s
                 *lines, self._begun[number] = (self._begun[number] + received).split(b"\n")
                 for line in lines:
-                    found |= _read(line)
+                    found |= _read(line, GivenUp) or {}
         return found
+
+    def answer(self, lives: Lives) -> None:
+        """Tell all children the engines' lives."""
+        for channel in self._channels:
+            with contextlib.suppress(OSError):  # a full buffer means that the child is stopped
+                channel.send(beat(lives))
 
     def silence(self) -> str | None:
         """Return which child had been silent for too long at the last `read`."""
@@ -89,9 +106,9 @@ def _received(channel: socket.socket) -> bytes:
         return b""
 
 
-def _read(line: bytes) -> GivenUp:
-    """Return the content of a beat; empty if part of it is missing."""
+def _read(line: bytes, kind: type[Line]) -> Line | None:
+    """Return the content of a line; None if part of it is missing."""
     try:
-        return json_struct(line, GivenUp)
+        return json_struct(line, kind)
     except InvalidJson:
-        return {}
+        return None

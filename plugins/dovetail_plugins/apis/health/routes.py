@@ -26,7 +26,7 @@ async def live() -> Response:
 
 async def ready(server: ServerOf) -> Response:
     """Return 200 if new work is accepted, else 503."""
-    reason = _dead_reason(server)
+    reason = _dead_reason(server) or _restart_reason(server)
     if reason is None and server.admission.is_draining:
         reason = "the server is shutting down."
     if reason is None and server.engine.asleep:
@@ -36,14 +36,15 @@ async def ready(server: ServerOf) -> Response:
 
 async def health(server: ServerOf) -> Response:
     """Return whether the engine is alive and makes progress on queued work. With several engines
-    each is reported; the server is healthy while one of them works. Tasks that failed in the last
+    each is reported; the server is healthy while one of them works. So is one engine that was
+    started again. Tasks that failed in the last
     minute and were restarted are listed. A healthy server's body has llama.cpp's shape."""
-    reason = _dead_reason(server) or _stall_reason(server)
+    reason = _dead_reason(server) or _restart_reason(server) or _stall_reason(server)
     states = server.engine.states()
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})
     if reason is not None:
         return _answer(reason)
-    if len(states) == 1 and not failed:
+    if len(states) == 1 and not failed and not states[0].restarts:
         return JSONResponse({"status": "ok"})
     engines = [_engine_report(state) for state in states]
     is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
@@ -81,8 +82,11 @@ def _engine_report(state: EngineState) -> dict[str, Any]:
     report |= {"waiting": state.waiting}
     if state.machine:
         report["machine"] = state.machine
+    if state.restarts:
+        report |= {"restarts": state.restarts, "last_death": state.last_reason}
     if state.reason is not None:
-        return report | {"state": "dead", "reason": state.reason}
+        name = "restarting" if state.is_restarting else "dead"
+        return report | {"state": name, "reason": state.reason}
     if state.is_stalled:
         return report | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
     return report | {"state": "asleep"} if state.asleep else report
@@ -92,6 +96,14 @@ def _dead_reason(server: App) -> str | None:
     if server.engine.is_alive:
         return None
     return f"the engine is gone: {server.engine.death_reason or 'unknown cause'}"
+
+
+def _restart_reason(server: App) -> str | None:
+    """Return that no engine is alive, if one is being started again."""
+    states = server.engine.states()
+    if any(state.reason is None for state in states):
+        return None
+    return f"the engine is being started again, because it had died: {states[0].reason}"
 
 
 def _stall_reason(server: App) -> str | None:

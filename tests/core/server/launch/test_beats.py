@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from dovetail.engine.client.restarts import Life
 from dovetail.server.launch import beats
-from dovetail.server.launch.beats import Beats, beat, send_beats
+from dovetail.server.launch.beats import Beats, beat, exchange_beats
 
 
 @pytest.fixture
@@ -56,13 +57,13 @@ def test_engines_that_any_child_has_given_up_are_read_also_after_a_part(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     heard = Beats(children_of(pairs), None)
-    pairs[0][1].sendall(beat({3: "it hangs"})[:9])
+    pairs[0][1].sendall(beat({3: (7, "it hangs")})[:9])
     assert heard.read() == {}
-    pairs[0][1].sendall(beat({3: "it hangs"}))
-    pairs[1][1].sendall(beat({}) + beat({0: "it\nended"})[:-1])
-    assert heard.read() == {3: "it hangs"}
+    pairs[0][1].sendall(beat({3: (7, "it hangs")}))
+    pairs[1][1].sendall(beat({}) + beat({0: (8, "it\nended")})[:-1])
+    assert heard.read() == {3: (7, "it hangs")}
     pairs[1][1].sendall(b"\n")
-    assert heard.read() == {0: "it\nended"}
+    assert heard.read() == {0: (8, "it\nended")}
 
 
 def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_nothing(
@@ -70,9 +71,14 @@ def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_noth
 ) -> None:
     monkeypatch.setattr(beats, "PERIOD_S", 0.0)
     heard, long = Beats(children_of(pairs[:1]), None), "x" * 5000
+    followed: list[Any] = []
+    given_up = {1: (7, long)}
+    lives = [Life(pid=8, restarts=2, reason="a\nfault"), Life(is_over=True)]
 
     async def main() -> None:
-        sending = asyncio.create_task(send_beats(pairs[0][1], lambda: {1: long}))
+        sending = asyncio.create_task(
+            exchange_beats(pairs[0][1], lambda: given_up, followed.append)
+        )
         for _ in range(500):  # far more than the channel takes
             await asyncio.sleep(0)
         assert not sending.done()
@@ -80,7 +86,12 @@ def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_noth
             pass
         for _ in range(3):
             await asyncio.sleep(0)
-        assert heard.read() == {1: long}
+        assert heard.read() == {1: (7, long)}
+        heard.answer([Life()])
+        heard.answer(lives)
+        while not followed:
+            await asyncio.sleep(0)
+        assert followed == [lives]
         sending.cancel()
 
     asyncio.run(main())

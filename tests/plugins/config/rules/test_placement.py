@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.parallel.placement import launched, places_ranks
+from dovetail.config.rules.parallel.placement import launched, max_restarts, places_ranks
 from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.config.rules.selections import select_executor
 from dovetail.config.sections.plugin import PluginConfig
@@ -54,6 +54,8 @@ def test_a_launcher_says_where_ranks_are(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match="the launcher started 4 ranks") as caught:
         rank_spec(config(LAUNCHED, tensor_parallel_size=2).parallel)
     assert caught.value.where == "--tensor-parallel-size" and "use 4" in str(caught.value.fix)
+    assert max_restarts(5, config("mp").parallel) == 5
+    assert max_restarts(5, config(LAUNCHED).parallel) == 0
 
 
 @pytest.mark.usefixtures("with_ray")

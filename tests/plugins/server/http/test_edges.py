@@ -541,6 +541,22 @@ def test_health_of_several_engines() -> None:
         {"state": "stalled", "silent_s": 60.0},
         {"state": "up"},
     ]
+    again = {"restarts": 2, "last_reason": "signal 9"}
+    engine.engine_states = [
+        state(0, reason="signal 9", is_restarting=True, **again), state(1, **again)
+    ]  # fmt: skip
+    answer = send(app, "GET", "/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    first, second = answer.json()["engines"]
+    counts = {"restarts": 2, "last_death": "signal 9"}
+    assert first == {"engine": 0} | up | counts | {"state": "restarting", "reason": "signal 9"}
+    assert second == {"engine": 1} | up | counts
+    engine.engine_states = engine.engine_states[1:]
+    assert send(app, "GET", "/health").json() == {"status": "ok", "engines": [second]}
+    engine.engine_states = [state(0, reason="signal 9", is_restarting=True)]
+    for path in ("/health", "/ready"):
+        answer = send(app, "GET", path)
+        assert answer.status_code == 503 and "being started again" in answer.text
     engine.die("every engine is gone")
     assert send(app, "GET", "/health").status_code == 503
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from dovetail import registry
@@ -11,6 +13,7 @@ from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 
+log = logging.getLogger(__name__)
 LAUNCHED, PLACES_RANKS = "launched_ranks", "places_ranks"
 """Capabilities of an executor."""
 
@@ -50,6 +53,14 @@ def launched(parallel: ParallelConfig) -> Launch | None:
     Raises: ConfigError
     """
     return launch_of() if LAUNCHED in _capabilities(parallel) else None
+
+
+def max_restarts(limit: int, parallel: ParallelConfig) -> int:
+    """Return how often a dead engine is started again: never if a launcher started its ranks."""
+    if not limit or launched(parallel) is None:
+        return limit
+    log.info("--max-engine-restarts has no effect: only the launcher can start the ranks again.")
+    return 0
 
 
 def _capabilities(parallel: ParallelConfig) -> frozenset[str]:

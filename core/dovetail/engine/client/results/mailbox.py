@@ -12,17 +12,21 @@ from dovetail.errors import DovetailError
 
 
 class Mailbox:
-    """Filled and emptied in one event loop."""
+    """Filled and emptied in one event loop. `has_begun`: something was put in. `num_deaths` counts
+    the engines that have died with the request."""
 
-    __slots__ = ("_error", "_pending", "_waiter")
+    __slots__ = ("_error", "_pending", "_waiter", "has_begun", "num_deaths")
 
-    def __init__(self) -> None:
+    def __init__(self, num_deaths: int = 0) -> None:
+        self.has_begun = False
+        self.num_deaths = num_deaths
         self._pending: list[RequestOutput] = []
         self._error: DovetailError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Add an output."""
+        self.has_begun = True
         self._pending.append(output)
         self._wake()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dovetail.runner.device import DeviceCalls
     from dovetail.runner.model_runner import ModelRunner
-    from dovetail.runner.worker.sleep import RunnerSleep
+    from dovetail_plugins.device_workers.sleep import RunnerSleep
 
 
 class DeviceWorker(ProfiledWorker):
@@ -119,7 +119,7 @@ class DeviceWorker(ProfiledWorker):
             profiler.warm_up(self.run.profile, self.device)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
-        from dovetail.runner.worker.sleep import RunnerSleep
+        from dovetail_plugins.device_workers.sleep import RunnerSleep
 
         return RunnerSleep(self.runner, layout, self._release_memory)
 
