@@ -218,9 +218,7 @@ async def _stream(
         request_id=spoken.request_id,
         logs_stack=frontend.log_error_stack,
         keep_alive_s=frontend.sse_keep_alive_interval if is_sse else 0.0,
-        framing=EVENTS
-        if is_sse
-        else Framing(frame=bytes, end=b"", error=cut_off, media_type=media_type),
+        framing=EVENTS if is_sse else file_framing(media_type),
     )
     rest = _continued(first, chunks)
     return EventStream(_events(spoken, rest) if is_sse else rest, owned.pop_all(), head)
@@ -253,10 +251,10 @@ def _error_event(problem: Problem) -> bytes:
     return data_frame(_event("error", error=error))
 
 
-def cut_off(problem: Problem) -> bytes:
-    """Break the connection, since a file has no place for an error: a client then sees that the
-    sound is not whole. Raises: ConnectionAbortedError"""
-    raise ConnectionAbortedError(problem.info.message)
+def file_framing(media_type: str) -> Framing:
+    """Return how a file is sent. It has no place for an error, so the connection is cut then, and a
+    client sees that the sound is not whole."""
+    return Framing(frame=bytes, end=b"", error=lambda problem: b"", media_type=media_type)
 
 
 EVENTS = Framing(end=b"", error=_error_event)
