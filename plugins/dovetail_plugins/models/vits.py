@@ -72,6 +72,7 @@ class VitsModel(nn.Module, Model):
         for module in [module for module in whole.modules() if is_parametrized(module)]:
             remove_parametrizations(module, "weight")
         swap_layers(context, whole, "")
+        spread(whole.decoder)
         store_buffers(whole)
         self.whole: Any = whole.eval().requires_grad_(False)
         self._scale = math.prod(config.upsample_rates)
@@ -84,7 +85,7 @@ class VitsModel(nn.Module, Model):
         return WeightMap(
             prefixes=(("", "whole."),),
             ignored=("posterior_encoder.", *(f"duration_predictor.{name}." for name in TRAINING)),
-            conversion=joined_weights,
+            conversion=stored_planes,
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -117,7 +118,9 @@ class VitsModel(nn.Module, Model):
         latents = means + noise * torch.exp(logs) * config.noise_scale
         mask = latents.new_ones(1, 1, latents.shape[2])
         frames = whole.flow(latents, mask, voice, reverse=True)
-        samples: torch.Tensor = whole.decoder(frames, voice)[0, 0]
+        plane = frames[:, :, None].contiguous(memory_format=torch.channels_last)
+        one = None if voice is None else voice[:, :, None]
+        samples: torch.Tensor = whole.decoder(plane, one)[0, 0, 0]
         return samples
 
     def _voice(self, voice: int, device: torch.device) -> torch.Tensor | None:
@@ -148,6 +151,39 @@ class VitsModel(nn.Module, Model):
         if total < 1:
             counts[0] = 1
         return counts
+
+
+def spread(decoder: nn.Module) -> None:
+    """Replace convolutions over time with those of planes of height 1, which libraries compute
+    faster: a point's channels are adjacent in memory. Mutates: decoder"""
+    for path, module in list(decoder.named_modules()):
+        if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            decoder.set_submodule(path, _plane(module))
+
+
+def _plane(module: nn.Conv1d | nn.ConvTranspose1d) -> nn.Module:
+    """Return a convolution of planes with empty weights."""
+    sizes = {
+        "kernel_size": (1, module.kernel_size[0]),
+        "stride": (1, module.stride[0]),
+        "dilation": (1, module.dilation[0]),
+        "padding": (0, int(module.padding[0])),
+        "bias": module.bias is not None,
+        "device": module.weight.device,
+        "dtype": module.weight.dtype,
+    }
+    kind = nn.Conv2d if isinstance(module, nn.Conv1d) else nn.ConvTranspose2d
+    made: nn.Module = kind(module.in_channels, module.out_channels, **sizes)
+    return made.to(memory_format=torch.channels_last)
+
+
+def stored_planes(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors, the decoder's convolutions over time as those of planes of height 1."""
+    for name, tensor in joined_weights(tensors):
+        is_conv = name.startswith("decoder.") and tensor.dim() == 3
+        yield name, tensor[:, :, None] if is_conv else tensor
 
 
 def joined_weights(
