@@ -1,4 +1,4 @@
-"""Tiny checkpoints of VITS with real tokenizers, and the sound that transformers makes with them."""
+"""Tiny checkpoints of VITS with real tokenizers, and the sound that transformers makes of texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES: dict[str, Any] = {
     "posterior_encoder_num_wavenet_layers": 1, "prior_encoder_num_flows": 2,
     "prior_encoder_num_wavenet_layers": 2, "speaking_rate": 0.5,
 }  # fmt: skip
-VOICES = {"num_speakers": 3, "speaker_embedding_size": 8, "sampling_rate": 22_050}
+VOICES: dict[str, Any] = {"num_speakers": 3, "speaker_embedding_size": 8, "sampling_rate": 22_050}
 
 
 def write_vits(folder: Path, *, phonemize: bool = False, **more: Any) -> tuple[Any, Any]:

@@ -65,7 +65,9 @@ class VitsModel(nn.Module, Model):
             with no_init_weights(), torch.device(context.device):
                 whole: Any = transformers.VitsModel._from_config(config, dtype=torch.float32)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"transformers cannot make this model: {error}.", where=where) from error
+            raise ConfigError(
+                f"transformers cannot make this model: {error}.", where=where
+            ) from error
         del whole.posterior_encoder
         for name in TRAINING:
             whole.duration_predictor._modules.pop(name, None)
@@ -163,18 +165,20 @@ def spread(decoder: nn.Module) -> None:
 
 def _plane(module: nn.Conv1d | nn.ConvTranspose1d) -> nn.Module:
     """Return a convolution of planes with empty weights."""
-    sizes = {
-        "kernel_size": (1, module.kernel_size[0]),
-        "stride": (1, module.stride[0]),
-        "dilation": (1, module.dilation[0]),
-        "padding": (0, int(module.padding[0])),
-        "bias": module.bias is not None,
-        "device": module.weight.device,
-        "dtype": module.weight.dtype,
-    }
-    kind = nn.Conv2d if isinstance(module, nn.Conv1d) else nn.ConvTranspose2d
-    made: nn.Module = kind(module.in_channels, module.out_channels, **sizes)
-    return made.to(memory_format=torch.channels_last)
+    kind: Any = nn.Conv2d if isinstance(module, nn.Conv1d) else nn.ConvTranspose2d
+    plane: Any = kind(
+        module.in_channels,
+        module.out_channels,
+        kernel_size=(1, module.kernel_size[0]),
+        stride=(1, module.stride[0]),
+        dilation=(1, module.dilation[0]),
+        padding=(0, module.padding[0]),
+        bias=module.bias is not None,
+        device=module.weight.device,
+        dtype=module.weight.dtype,
+    )
+    plane.weight.data = plane.weight.data.contiguous(memory_format=torch.channels_last)
+    return plane  # type: ignore[no-any-return]
 
 
 def stored_planes(

@@ -1,4 +1,4 @@
-"""VitsTokenizer: characters or phonemes of a text that is spoken, as transformers' class makes them.
+"""VitsTokenizer: characters or phonemes of a text that is spoken, by transformers' class.
 
 Some checkpoints read phonemes, and some a text in Latin letters; packages make either. Without them
 transformers would fail at the first text, or leave letters out, so they are asked for at the start.

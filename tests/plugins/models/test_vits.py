@@ -25,9 +25,7 @@ def spoken(llm: LLM, texts: list[str], **speech: Any) -> list[np.ndarray]:
     return [one.data for one in llm.encode(texts, params, use_tqdm=False)]
 
 
-def test_samples_are_those_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = write_vits(tmp_path)
     llm = LLM(model=str(tmp_path))
     together = spoken(llm, TEXTS, seed=7)

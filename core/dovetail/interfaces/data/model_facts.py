@@ -45,7 +45,8 @@ class ModelFacts:
     no encoder), and `encoder_rows` the field with its maximum number of rows (empty: the context
     length). `runs_as` is the architecture of the plugin that generates, if checkpoints of the type
     name a class that other types with other weight names share (empty: the architecture they name).
-    `speech` is the "module:function" that makes a SpeechSpec from config.json, for models of speech.
+    `speech` is the "module:function" that makes a SpeechSpec from config.json (empty: the type does
+    not speak).
     """
 
     positions: Positions = "rotary"

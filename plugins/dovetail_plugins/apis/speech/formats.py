@@ -27,8 +27,8 @@ PAGE_US = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundFormat:
-    """A format of the answer. `container` and `codec` are FFmpeg's names ("": written here); `rates`
-    are the rates that it may have (none: any)."""
+    """A format of the answer. `container` and `codec` are FFmpeg's names ("": written here);
+    `rates` are the rates that it may have (none: any)."""
 
     media_type: str
     container: str = ""
@@ -41,9 +41,7 @@ class SoundFormat:
 
 
 FORMATS = {
-    "mp3": SoundFormat(
-        media_type="audio/mpeg", container="mp3", codec="libmp3lame", rates=MPEG_HZ
-    ),
+    "mp3": SoundFormat(media_type="audio/mpeg", container="mp3", codec="libmp3lame", rates=MPEG_HZ),
     "opus": SoundFormat(
         media_type="audio/ogg",
         container="ogg",

@@ -34,6 +34,7 @@ from dovetail.server.endpoint import (
     Framing,
     ModelText,
     Problem,
+    RequestEnd,
     ServerOf,
     StreamHead,
     data_frame,
@@ -42,7 +43,6 @@ from dovetail.server.endpoint import (
     logged,
     state_of,
 )
-from dovetail.server.generate.request_log import RequestEnd
 from dovetail_plugins.apis.speech.formats import FORMATS, SoundWriter, sound_writer, wav_header
 from dovetail_plugins.apis.speech.protocol import SpeechRequest, SpeechUsage, Voices
 from dovetail_plugins.apis.speech.sentences import sentences

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-LEAST_CHARS = 24
+MIN_CHARS = 24
 """A shorter piece is joined with the next, so that few abbreviations end one."""
 MAX_CHARS = 240
 _SENTENCE = re.compile(r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\s*\n\s*""")
@@ -19,7 +19,7 @@ _WORD = re.compile(r"\s+")
 
 def sentences(text: str) -> list[str]:
     """Return the pieces of a text."""
-    return [piece for one in _parts(text, _SENTENCE, LEAST_CHARS) for piece in _short(one)]
+    return [piece for one in _parts(text, _SENTENCE, MIN_CHARS) for piece in _short(one)]
 
 
 def _short(piece: str) -> Iterator[str]:
@@ -38,11 +38,11 @@ def _last_end(text: str, pattern: re.Pattern[str]) -> int:
     return max((found.end() for found in pattern.finditer(text, len(text) // 2)), default=0)
 
 
-def _parts(text: str, pattern: re.Pattern[str], least: int) -> Iterator[str]:
-    """Yield the parts of a text, each of at least `least` characters but for the last."""
+def _parts(text: str, pattern: re.Pattern[str], min_chars: int) -> Iterator[str]:
+    """Yield the parts of a text, each of at least `min_chars` characters but for the last."""
     start = 0
     for found in pattern.finditer(text):
-        if found.end() - start >= least:
+        if found.end() - start >= min_chars:
             yield text[start : found.end()]
             start = found.end()
     if start < len(text):
