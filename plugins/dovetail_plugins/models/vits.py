@@ -75,6 +75,8 @@ class VitsModel(nn.Module, Model):
             remove_parametrizations(module, "weight")
         swap_layers(context, whole, "")
         spread(whole.decoder)
+        self._dtype = decoder_dtype(context)
+        whole.decoder.to(self._dtype)
         store_buffers(whole)
         self.whole: Any = whole.eval().requires_grad_(False)
         self._scale = math.prod(config.upsample_rates)
@@ -120,10 +122,11 @@ class VitsModel(nn.Module, Model):
         latents = means + noise * torch.exp(logs) * config.noise_scale
         mask = latents.new_ones(1, 1, latents.shape[2])
         frames = whole.flow(latents, mask, voice, reverse=True)
-        plane = frames[:, :, None].contiguous(memory_format=torch.channels_last)
-        one = None if voice is None else voice[:, :, None]
-        samples: torch.Tensor = whole.decoder(plane, one)[0, 0, 0]
-        return samples
+        frames = frames[:, :, None].to(self._dtype, memory_format=torch.channels_last)
+        if voice is not None:
+            voice = voice[:, :, None].to(self._dtype)
+        samples: torch.Tensor = whole.decoder(frames, voice)[0, 0, 0]
+        return samples.float()
 
     def _voice(self, voice: int, device: torch.device) -> torch.Tensor | None:
         """Return the vector of a voice, None if there is only one. Shapes: [1, V, 1]"""
@@ -153,6 +156,14 @@ class VitsModel(nn.Module, Model):
         if total < 1:
             counts[0] = 1
         return counts
+
+
+def decoder_dtype(context: BuildContext) -> torch.dtype:
+    """Return the type in which samples are made: bfloat16 if that is asked for and the processor
+    has instructions for it. All else is float32."""
+    wants = "bfloat16" in (context.model.dtype, context.model.weight_dtype)
+    is_able = context.device != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if wants and is_able else torch.float32
 
 
 def spread(decoder: nn.Module) -> None:

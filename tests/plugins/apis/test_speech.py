@@ -84,7 +84,10 @@ def test_markup_is_text_and_a_full_queue_refuses() -> None:
     assert send(app, "POST", PATH, {"input": marked, "response_format": "pcm"}).status_code == 200
     assert "".join(map(chr, engine.pooled[0][2])) == marked
     hosted = send(app, "POST", "/invocations", {"input": marked, "response_format": "wav"})
-    assert hosted.headers["content-type"] == "audio/wav" and engine.pooled[1][2:] == engine.pooled[0][2:]
+    assert (
+        hosted.headers["content-type"] == "audio/wav"
+        and engine.pooled[1][2:] == engine.pooled[0][2:]
+    )
     app.state.server.admission.num_inside = 1
     engine.counts = (8, 4)
     answer = send(app, "POST", PATH, {"input": TEXT})

@@ -40,6 +40,8 @@ def test_samples_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.M
         faster, sound_of(model, tokenizer, TEXTS[0], 7, speaking_rate=1.0), atol=1e-4
     )
     assert len(faster) < len(together[0]) and len(spoken(llm, TEXTS[:1], seed=8)[0])
+    (rounded,) = spoken(LLM(model=str(tmp_path), dtype="bfloat16"), TEXTS[:1], seed=7)
+    np.testing.assert_allclose(rounded, together[0], atol=0.02 * np.abs(together[0]).max())
     monkeypatch.setattr(vits, "MAX_SECONDS", 0)
     short = LLM(model=str(tmp_path))
     params = PoolingParams(task="speak")

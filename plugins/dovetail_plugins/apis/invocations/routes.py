@@ -28,8 +28,8 @@ SCORES = {"text_1": "/score", "queries": "/score", "data_1": "/score", "query": 
 
 
 async def invoke(request: Request) -> Any:
-    """Answer a chat (`messages`), a completion (`prompt`), vectors, classes or speech (`input`), scores
-    (`text_1`) or a ranking (`query`) on the path of hosting services."""
+    """Answer a chat (`messages`), a completion (`prompt`), vectors, classes or speech (`input`),
+    scores (`text_1`) or a ranking (`query`) on the path of hosting services."""
     raw = await request.body()
     path = target_of(raw, request.app.state.server.tasks)
     endpoint = next(
