@@ -60,6 +60,8 @@ def test_openais_client_hears_what_transformers_speaks(tmp_path: Path) -> None:
         assert len(plain) / 2 == pytest.approx(len(wanted) * 24_000 / 22_050, abs=2)
         await _events(http, plain, sum(len(tokenizer(one)["input_ids"]) for one in pieces))
         await _short(http, sound_of(model, tokenizer, ONE, 0, speaker_id=2, speaking_rate=1.0))
+        figures = (await http.get("/metrics")).text
+        assert "dovetail:request_success_total" in figures
         assert (await http.get("/v1/models")).json()["data"][0]["capabilities"] == ["speak"]
 
     options = json.dumps({"api": {"speech": {"voices": {"alloy": 2}}}})
