@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
@@ -120,13 +122,22 @@ class VitsModel(nn.Module, Model):
             means, logs = means.transpose(1, 2), logs.transpose(1, 2)
             noise = torch.randn_like(means.cpu()).to(means.device)
         latents = means + noise * torch.exp(logs) * config.noise_scale
-        mask = latents.new_ones(1, 1, latents.shape[2])
-        frames = whole.flow(latents, mask, voice, reverse=True)
-        frames = frames[:, :, None].to(self._dtype, memory_format=torch.channels_last)
+        return self._samples(latents, voice)
+
+    def _samples(self, latents: torch.Tensor, voice: torch.Tensor | None) -> torch.Tensor:
+        """Return the samples of frames, whose number is rounded up: libraries prepare convolutions
+        for each length anew, which may take longer than they do. Shapes: latents [1, F, L] -> [S]
+        """
+        count = latents.shape[2]
+        room = rounded_up(count) - count
+        mask = F.pad(latents.new_ones(1, 1, count), (0, room))
+        frames = self.whole.flow(F.pad(latents, (0, room)), mask, voice, reverse=True)
+        plane = frames[:, :, None].to(self._dtype, memory_format=torch.channels_last)
         if voice is not None:
             voice = voice[:, :, None].to(self._dtype)
-        samples: torch.Tensor = whole.decoder(frames, voice)[0, 0, 0]
-        return samples.float()
+        with ending_at(self.whole.decoder, count, count + room):
+            samples: torch.Tensor = self.whole.decoder(plane, voice)[0, 0, 0]
+        return samples[: count * self._scale].float()
 
     def _voice(self, voice: int, device: torch.device) -> torch.Tensor | None:
         """Return the vector of a voice, None if there is only one. Shapes: [1, V, 1]"""
@@ -156,6 +167,35 @@ class VitsModel(nn.Module, Model):
         if total < 1:
             counts[0] = 1
         return counts
+
+
+def rounded_up(count: int) -> int:
+    """Return a number of frames, rounded up by less than a quarter, or to a multiple of 16. So few
+    lengths are left that what is prepared for them fits oneDNN's cache (1024 convolutions)."""
+    step = max(16, 1 << max(0, count.bit_length() - 3))
+    return -(-count // step) * step
+
+
+@contextmanager
+def ending_at(decoder: nn.Module, count: int, room: int) -> Iterator[None]:
+    """Make the convolutions of a decoder see zeros after `count` of `room` frames, as they do after
+    the end of a sound. Each has an input of its own, which is changed."""
+
+    def end(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        plane = inputs[0]
+        plane[..., count * plane.shape[-1] // room :] = 0
+
+    convolutions = [
+        module
+        for path, module in decoder.named_modules()
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and path != "cond"
+    ]
+    hooks = [module.register_forward_pre_hook(end) for module in convolutions]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def decoder_dtype(context: BuildContext) -> torch.dtype:
