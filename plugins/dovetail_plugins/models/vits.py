@@ -89,7 +89,7 @@ class VitsModel(nn.Module, Model):
         """Return transformers' names; weights that are stored as lengths and directions are put
         together."""
         return WeightMap(
-            prefixes=(("", "whole."),),
+            prefixes=(("whole.", "whole."), ("", "whole.")),
             ignored=("posterior_encoder.", *(f"duration_predictor.{name}." for name in TRAINING)),
             conversion=stored_planes,
         )

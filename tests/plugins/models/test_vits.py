@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
+from dovetail.cli.main import main
 from dovetail.errors import ConfigError, RequestFault
 from dovetail.pooling_params import PoolingParams, SpeechParams
 from dovetail_plugins.models import vits
@@ -49,7 +50,7 @@ def test_samples_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.M
         _ = short.encode(TEXTS[:1], params, use_tqdm=False)[0].data
 
 
-def test_voices_and_older_names(tmp_path: Path) -> None:
+def test_voices_and_older_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, tokenizer = write_vits(tmp_path, **VOICES, use_stochastic_duration_prediction=False)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -62,6 +63,11 @@ def test_voices_and_older_names(tmp_path: Path) -> None:
         (found,) = spoken(llm, TEXTS[:1], voice=voice)
         wanted = sound_of(model, tokenizer, TEXTS[0], 0, speaker_id=voice)
         np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert main(["inspect", str(tmp_path)]) == 0
+    screen = capsys.readouterr().out
+    assert "speaks texts" in screen and "warnings" not in screen
+    (dummy,) = spoken(LLM(model=str(tmp_path), load_format="dummy"), TEXTS[:1])
+    assert len(dummy) and not np.allclose(dummy[:100], found[:100])
     lost = next(name for name in tensors if name.endswith("weight_g"))
     save_file({name: one for name, one in tensors.items() if name != lost}, file)
     with pytest.raises(ConfigError, match="one half"):
