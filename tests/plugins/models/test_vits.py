@@ -3,6 +3,7 @@ in which weights are stored."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
 from dovetail.cli.main import main
-from dovetail.errors import ConfigError, RequestFault
+from dovetail.errors import ConfigError, RequestError, RequestFault
 from dovetail.pooling_params import PoolingParams, SpeechParams
 from dovetail_plugins.models import vits
 from support.tiny_vits import VOICES, sound_of, write_vits
@@ -68,6 +69,9 @@ def test_voices_and_older_names(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "speaks texts" in screen and "warnings" not in screen
     (dummy,) = spoken(LLM(model=str(tmp_path), load_format="dummy"), TEXTS[:1])
     assert len(dummy) and not np.allclose(dummy[:100], found[:100])
+    for wrong in ({"voice": 3}, {"voice": -1}, {"rate": 0.0}, {"rate": math.nan}, {"seed": -1}):
+        with pytest.raises(RequestError, match=f"speech.{next(iter(wrong))}"):
+            spoken(llm, TEXTS[:1], **wrong)
     lost = next(name for name in tensors if name.endswith("weight_g"))
     save_file({name: one for name, one in tensors.items() if name != lost}, file)
     with pytest.raises(ConfigError, match="one half"):

@@ -25,6 +25,15 @@ class SpeechParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rate: float = 1.0
     seed: int = 0
 
+    def verify(self, num_voices: int) -> None:
+        """Check the numbers. Raises: RequestError naming the field"""
+        if not 0 <= self.voice < num_voices:
+            raise RequestError(f"must be 0 to {num_voices - 1}.", where="speech.voice")
+        if not 0.1 <= self.rate <= 10.0:
+            raise RequestError("must be 0.1 to 10.", where="speech.rate")
+        if not 0 <= self.seed < 1 << 63:
+            raise RequestError("must be 0 to 2^63 - 1.", where="speech.seed")
+
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to pool a prompt.
