@@ -88,6 +88,9 @@ def test_markup_is_text_and_a_full_queue_refuses() -> None:
         hosted.headers["content-type"] == "audio/wav"
         and engine.pooled[1][2:] == engine.pooled[0][2:]
     )
+    slow = {"input": "word " * 40, "speed": 0.25, "response_format": "pcm"}
+    assert send(app, "POST", PATH, slow).status_code == 200
+    assert max(len(ids) for _, _, ids in engine.pooled[2:]) <= 40
     app.state.server.admission.num_inside = 1
     engine.counts = (8, 4)
     answer = send(app, "POST", PATH, {"input": TEXT})
@@ -108,4 +111,8 @@ def test_sentences_are_the_text() -> None:
         text = "".join(rng.choice(words) for _ in range(rng.randrange(60)))
         pieces = sentences(text)
         assert "".join(pieces) == text and all(0 < len(one) <= MAX_CHARS for one in pieces)
-    assert len(sentences("x" * 4096)) == 18 and len(sentences(". " * 2048)) < 200
+    assert (
+        len(sentences("x" * 4096)) == 26
+        and len(sentences("x" * 4096, 64)) == 64
+        and len(sentences(". " * 2048)) < 200
+    )

@@ -45,7 +45,7 @@ from dovetail.server.endpoint import (
 )
 from dovetail_plugins.apis.speech.formats import FORMATS, SoundWriter, sound_writer, wav_header
 from dovetail_plugins.apis.speech.protocol import SpeechRequest, SpeechUsage, Voices
-from dovetail_plugins.apis.speech.sentences import sentences
+from dovetail_plugins.apis.speech.sentences import MAX_CHARS, sentences
 
 SHOWN_VOICES = 20
 """How many voices an error lists."""
@@ -141,7 +141,7 @@ async def create_speech(
         spoken = Spoken(
             server=server,
             request_id=str(request.state.request_id),
-            pieces=await tokens_of(text, body.input),
+            pieces=await tokens_of(text, body.input, body.speed),
             params=SpeechParams(voice=voice, rate=body.speed, seed=body.seed),
             writer=await asyncio.to_thread(sound_writer, body.response_format, speech.rate_hz),
             adapter=server.engine.spec.adapter_of(model),
@@ -176,11 +176,14 @@ def voice_of(body: SpeechRequest, speech: SpeechSpec, names: Mapping[str, str]) 
     )
 
 
-async def tokens_of(text: ModelText, given: str) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of the sentences that have a sound. Raises: RequestError if none has"""
+async def tokens_of(text: ModelText, given: str, speed: float) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of the sentences that have a sound; they are shorter if they are spoken
+    slowly. Raises: RequestError if none has"""
     silent = tuple(await text.tokenize("", add_special_tokens=True))
+    max_chars = int(MAX_CHARS * min(1.0, speed))
     found = [
-        tuple(await text.tokenize(piece, add_special_tokens=True)) for piece in sentences(given)
+        tuple(await text.tokenize(piece, add_special_tokens=True))
+        for piece in sentences(given, max_chars)
     ]
     pieces = tuple(ids for ids in found if ids != silent)
     if not pieces:

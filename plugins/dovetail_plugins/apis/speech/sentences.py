@@ -11,23 +11,24 @@ from collections.abc import Iterator
 
 MIN_CHARS = 24
 """A shorter piece is joined with the next, so that few abbreviations end one."""
-MAX_CHARS = 240
+MAX_CHARS = 160
+"""The engine answers nothing while it speaks a piece, so that must not take long."""
 _SENTENCE = re.compile(r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*|\s*\n\s*""")
 _CLAUSE = re.compile(r"[,;:–—]\s+|[、，；：]")
 _WORD = re.compile(r"\s+")
 
 
-def sentences(text: str) -> list[str]:
+def sentences(text: str, max_chars: int = MAX_CHARS) -> list[str]:
     """Return the pieces of a text."""
-    return [piece for one in _parts(text, _SENTENCE, MIN_CHARS) for piece in _short(one)]
+    return [piece for one in _parts(text, _SENTENCE, MIN_CHARS) for piece in _short(one, max_chars)]
 
 
-def _short(piece: str) -> Iterator[str]:
-    """Yield a piece in parts of at most MAX_CHARS."""
-    while len(piece) > MAX_CHARS:
-        start = piece[:MAX_CHARS]
+def _short(piece: str, max_chars: int) -> Iterator[str]:
+    """Yield a piece in parts of at most `max_chars`."""
+    while len(piece) > max_chars:
+        start = piece[:max_chars]
         ends = (_last_end(start, pattern) for pattern in (_CLAUSE, _WORD))
-        end = next((end for end in ends if end), MAX_CHARS)
+        end = next((end for end in ends if end), max_chars)
         yield piece[:end]
         piece = piece[end:]
     yield piece

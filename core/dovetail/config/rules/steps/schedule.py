@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
 """Minimum number of media vectors that are cached for other requests."""
-SPOKEN_ROWS = 4
-"""Usual rows of a model of speech: a row takes seconds, and results wait for all rows of a step."""
+SPOKEN_ROWS = 1
+"""Usual rows of a model of speech. A row takes seconds, in which the engine answers nothing."""
 SEEN_WHOLE = "taking images in prompts that see themselves both ways"
 
 
