@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.pooling_params import PoolingParams, SpeechParams
 
-__all__ = ["PoolingParams"]
+__all__ = ["PoolingParams", "SpeechParams"]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dovetail_plugins.apis.speech.formats import wav_header
 from support.browser import LOOKS, Page, opened_browser, programs
 from support.server_process import ServerProcess
 
@@ -464,24 +465,31 @@ def test_nothing_bars_people(page: Page, scheme: str, width: int) -> None:
 SEVERAL = """
 const real = window.fetch;
 const models = [{id: 'dovetail-demo', state: 'loaded'}, {id: 'other', state: 'unloaded'},
-  {id: 'ears', state: 'loaded', capabilities: ['transcription']}];
+  {id: 'ears', state: 'loaded', capabilities: ['transcription']},
+  {id: 'mouth', state: 'loaded', capabilities: ['speak']}];
 const answers = {
   '/v1/models': () => ({data: models}),
   '/v1/audio/transcriptions': ({body}) => {
     const sound = body.get('file');
     return {text: ` ${body.get('model')} heard ${sound.name}${sound.size > 9 ? '' : ': nothing'}`};
   },
+  '/v1/audio/voices': () => ({voices: ['low', 'high']}),
+  '/v1/audio/speech': ({body}) => {
+    window.asked = JSON.parse(body);
+    return new Response(Uint8Array.from(SILENCE));
+  },
 };
 window.fetch = async (url, init) => {
-  const answer = answers[new URL(url).pathname];
-  return answer ? new Response(JSON.stringify(answer(init))) : real(url, init);
+  const answer = answers[new URL(url).pathname]?.(init);
+  if (answer === undefined) return real(url, init);
+  return answer instanceof Response ? answer : new Response(JSON.stringify(answer));
 };
-"""
+""".replace("SILENCE", str([*wav_header(8000, 800), *bytes(800)]))
 
 
 def test_one_of_several_models_is_chosen(page: Page, tmp_path: Path) -> None:
-    """The server has one model; here it says that it has three, of which one hears: what is said
-    in a file or into the microphone comes into the box."""
+    """The server has one model; here it says that it has four, of which one hears: what is said
+    in a file or into the microphone comes into the box. Another reads answers aloud."""
     sound = tmp_path / "said.wav"
     sound.write_bytes(bytes(64))
     tell = page.driver.execute_cdp_cmd
@@ -500,6 +508,21 @@ def test_one_of_several_models_is_chosen(page: Page, tmp_path: Path) -> None:
         time.sleep(0.2)
         page.click("[aria-label='End the recording']")
         page.wait(lambda: page.run(value) == "ears heard said.wav ears heard speech.webm")
+        heard = "return window.asked"
+        page.click(f"{LAST} [aria-label='Read aloud']")
+        asked = {"model": "mouth", "voice": None, "input": ANSWER, "response_format": "mp3"}
+        page.wait(lambda: page.run(heard) == asked)
+        page.one(f"{LAST} [aria-label='Read aloud'][aria-pressed=false]")
+        assert not page.all(".foot [role=alert]:not([hidden])")
+        page.write("#model-choice", "mouth")
+        assert "speaks texts" in page.text(".purpose")
+        page.write("[aria-label='Text to speak']", "Say this.")
+        page.write("[aria-label=Voice]", "high")
+        page.click(".purpose [aria-label='Read aloud']")
+        asked |= {"voice": "high", "input": "Say this."}
+        page.wait(lambda: page.run(heard) == asked)
+        page.one(".purpose [aria-label='Read aloud'][aria-pressed=false]")
+        assert not page.text(".purpose [role=alert]") and page.barriers() == []
         page.write("#model-choice", "other")
         send(page, QUESTION)
         page.wait(lambda: 'model "other" is not served' in page.text(f"{LAST} [role=alert]"))

@@ -39,6 +39,8 @@ NOT_RUN = {
     ("docs/how_to/embed_and_score.md", 0): HUB,
     ("docs/how_to/embeddings.md", 0): SERVER,
     ("docs/how_to/many_devices.md", 0): "is started by torchrun",
+    ("docs/how_to/speak.md", 0): SERVER,
+    ("docs/how_to/speak.md", 1): HUB,
     ("docs/how_to/transcribe.md", 0): SERVER,
     ("docs/how_to/use_langchain.md", 0): SERVER,
     ("docs/how_to/use_openai_agents.md", 0): SERVER,

@@ -30,6 +30,7 @@ from dovetail_plugins.apis.llamacpp.slots import Slots
 from dovetail_plugins.apis.messages.routes import MessagesState
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
+from dovetail_plugins.apis.speech.routes import SpeechState
 from dovetail_plugins.apis.ui.files import PageFiles
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 
@@ -109,6 +110,7 @@ def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
         "messages": MessagesState(),
         "llamacpp": Slots(),
         "ui": PageFiles(),
+        "speech": SpeechState({}),
     }
     return [
         ServedApi(name=name, api=api, state=states.get(name)) for name, api in build_apis().items()

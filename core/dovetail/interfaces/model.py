@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.interfaces.data.media import PartPlace
+from dovetail.interfaces.data.pooling_params import SpeechParams
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
@@ -174,3 +175,8 @@ class Model(Plugin):
         """Return the class scores, before any activation; called on models built with the head
         "classes" or "token_classes". Shapes: pooled [S, E] -> [S, C]"""
         raise NotImplementedError(f"{type(self).__name__} has no classes")
+
+    def speak(self, states: torch.Tensor, params: SpeechParams) -> torch.Tensor:
+        """Return the samples of a prompt's sound; called on models built with the head "sound". The
+        same states and params give the same samples. Shapes: states [n, E] -> [S]"""
+        raise NotImplementedError(f"{type(self).__name__} does not speak")

@@ -15,6 +15,7 @@ from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.data.pooling_params import SPEAK
 from dovetail.registry import hooks
 from dovetail.server.families import ServedApi, flags_by_path, is_on, states_of
 from dovetail.server.generate.application import App, make_app
@@ -107,7 +108,7 @@ def _unsupported_task(route: Route, tasks: Sequence[str], server: App) -> Callab
     """Return an endpoint that answers that the model does not support the route's task."""
     wanted, able = ('" or "'.join(words) for words in (tasks, sorted(server.tasks)))
     fix = "start the server with another model."
-    if GENERATE in server.tasks and not {"transcription", "translation"}.intersection(tasks):
+    if GENERATE in server.tasks and not {"transcription", "translation", SPEAK}.intersection(tasks):
         fix = "start the server with --runner pooling, or with another model."
 
     async def refuse() -> None:

@@ -81,7 +81,7 @@ from dovetail.server.generate.model_text import LONG_WORK, ModelText
 from dovetail.server.generate.rendering.chat import RenderedPrompt
 from dovetail.server.generate.rendering.messages import tool_values
 from dovetail.server.generate.rendering.switches import Switch, switch
-from dovetail.server.generate.request_log import logged
+from dovetail.server.generate.request_log import RequestEnd, logged
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,

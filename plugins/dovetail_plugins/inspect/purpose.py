@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
-from dovetail.interfaces.data.pooling_params import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
+from dovetail.interfaces.data.pooling_params import EMBED, SPEAK, TOKEN_CLASSIFY, TOKEN_EMBED
 from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail_plugins.inspect.facts import Purpose
 
@@ -26,7 +26,7 @@ def purpose_from(pooling: PoolingSpec | None) -> Purpose:
         dimensions=(pooling.dimensions or pooling.size) if makes_vectors else None,
         allowed_dimensions=pooling.allowed_dimensions if makes_vectors else (),
         is_normalized=makes_vectors and pooling.is_normalized,
-        classes=() if makes_vectors else pooling.labels,
+        classes=() if makes_vectors or pooling.speech is not None else pooling.labels,
         prompts=tuple(pooling.prompts),
     )
 
@@ -37,6 +37,8 @@ def in_words(purpose: Purpose, media: Sequence[str] = ()) -> str:
         kinds = ["text", *(_KINDS.get(kind, kind) for kind in media)]
         of = f" from {', '.join(kinds[:-1])} and {kinds[-1]}" if media else ""
         return f"generates text{of}"
+    if purpose.tasks == (SPEAK,):
+        return "speaks texts"
     prompts = f", prompts: {_some(purpose.prompts)}" if purpose.prompts else ""
     if purpose.dimensions is None:
         return _classes(purpose) + prompts

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.dtypes import stored_dtype
 from dovetail.interfaces.data.headers import StoredLayer
-from dovetail.interfaces.data.spec import LOGITS, ModelSpec
+from dovetail.interfaces.data.spec import LOGITS, SOUND, ModelSpec
 from dovetail.json_values import json_value
 from dovetail_plugins.inspect.facts import Group, Memory, TextFacts, WeightFile
 from dovetail_plugins.inspect.how import How
@@ -29,7 +29,7 @@ def of_checkpoint(
     said = []
     purposes = [purpose_of(layer) for layer in layers]
     blocks = num_blocks(layers)
-    if blocks and blocks != model.num_layers:
+    if blocks and blocks != model.num_layers and model.head != SOUND:
         said.append(f"config.json says {model.num_layers} layers, the tensors are of {blocks}.")
     if HEAD not in purposes and not how.is_tied and model.head == LOGITS:
         said.append("no tensor of a head (lm_head), and tie_word_embeddings is not set.")

@@ -38,7 +38,7 @@ def test_the_page_needs_no_key_and_may_do_nothing_but_ask_its_server() -> None:
             part.strip().split(" ", 1)
             for part in answer.headers["content-security-policy"].split(";")
         )
-        assert policy.pop("img-src") == "'self' data:"
+        assert policy.pop("img-src") == "'self' data:" and policy.pop("media-src") == "blob:"
         own = ("script-src", "style-src", "connect-src")
         assert [policy.pop(name) for name in own] == ["'self'"] * 3
         for name in ("default-src", "frame-ancestors", "base-uri", "form-action"):

@@ -45,6 +45,8 @@ class ModelFacts:
     no encoder), and `encoder_rows` the field with its maximum number of rows (empty: the context
     length). `runs_as` is the architecture of the plugin that generates, if checkpoints of the type
     name a class that other types with other weight names share (empty: the architecture they name).
+    `speech` is the "module:function" that makes a SpeechSpec from config.json (empty: the type does
+    not speak).
     """
 
     positions: Positions = "rotary"
@@ -75,6 +77,7 @@ class ModelFacts:
     encoder_input: str = ""
     encoder_rows: str = ""
     runs_as: str = ""
+    speech: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

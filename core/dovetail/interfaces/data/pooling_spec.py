@@ -23,6 +23,13 @@ class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "linear"
 
 
+class SpeechSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The sound that a model of speech makes: samples per second, and the names of its voices."""
+
+    rate_hz: int
+    voices: tuple[str, ...]
+
+
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a pooling model's hidden states become answers.
 
@@ -40,7 +47,7 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     hidden state, so a prompt's prefix may come from the cache. `includes_prompt` False: the tokens
     of such prompts are not pooled. With `lowers_case` texts are converted to lower case. With
     `splits_long` a prompt longer than the context is embedded in pieces, if it has at most
-    `most_tokens` tokens (None: any number).
+    `most_tokens` tokens (None: any number). `speech` is set for models of speech.
     """
 
     tasks: tuple[str, ...]
@@ -64,3 +71,4 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     lowers_case: bool = False
     splits_long: bool = False
     most_tokens: int | None = None
+    speech: SpeechSpec | None = None

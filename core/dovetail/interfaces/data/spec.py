@@ -37,8 +37,9 @@ PAGED = Selection(
 
 LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
 TOKEN_VECTORS, WORD_WEIGHTS, MIXED = "token_vectors", "word_weights", "mixed"
+SOUND = "sound"
 """What is computed from hidden states (ModelSpec.head)."""
-MAKES_VECTORS = (NOTHING, TOKEN_VECTORS, WORD_WEIGHTS, MIXED)
+MAKES_VECTORS = (NOTHING, TOKEN_VECTORS, WORD_WEIGHTS, MIXED, SOUND)
 """The heads of models that make vectors."""
 
 ACTIVATIONS = ("identity", "sigmoid", "softmax")
@@ -54,14 +55,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `dtype`; empty means `dtype`. `rope_rules` maps each rope_type in hf_config to the
     "module:function" of its rule. `head` is what is computed from the hidden states: LOGITS of the
     vocabulary, NOTHING, the CLASSES of a prompt or of its tokens (TOKEN_CLASSES), TOKEN_VECTORS
-    that are smaller than hidden states, WORD_WEIGHTS, a number for each word of the vocabulary, or
-    MIXED, vectors of a prompt and of its tokens, and a number for each token. `is_causal` False:
-    every token attends to all others of its prompt, so nothing is cached. The classes are the rows
-    of the LM head for the `class_tokens`, or with `is_class_difference` the second minus the first
-    (none: a matrix of its own). `cache` None: every layer caches keys and values. With an
-    `encoder`, the input goes to it, and the model is its decoder. `code` contains the model's class
-    and is allowed to run. `whole_config` is the whole config.json if the text model is only a part
-    of the checkpoint.
+    that are smaller than hidden states, WORD_WEIGHTS, a number for each word of the vocabulary,
+    MIXED, vectors of a prompt and of its tokens, and a number for each token, or SOUND, samples.
+    `is_causal` False: every token attends to all others of its prompt, so nothing is cached. The
+    classes are the rows of the LM head for the `class_tokens`, or with `is_class_difference` the
+    second minus the first (none: a matrix of its own). `cache` None: every layer caches keys and
+    values. With an `encoder`, the input goes to it, and the model is its decoder. `code` contains
+    the model's class and is allowed to run. `whole_config` is the whole config.json if the text
+    model is only a part of the checkpoint.
     """
 
     path: str

@@ -14,8 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from dovetail import registry
-from dovetail.errors import ConfigError
-from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
+from dovetail.errors import ConfigError, RequestFault
+from dovetail.interfaces.data.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    SPEAK,
+    TOKEN_CLASSIFY,
+    PoolingParams,
+)
 from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec
 from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
 from dovetail.interfaces.load_format import Checkpoint
@@ -138,11 +144,15 @@ class PoolingEnd(Ending):
             is_first = FIRST_TOKEN in pooler.capabilities
             token_ids = token_ids[: len(states)] if is_first else token_ids[-len(states) :]
         try:
+            if params.task == SPEAK:
+                return self._model.speak(states, params.speech)
             states = self._model.task_states(params.task, states, token_ids)
             pooled = pooler.pool(states, token_ids)
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
                 return self._classes(pooled, row)
             return self._vector(pooled, params)
+        except RequestFault as fault:
+            return fault.what
         except Exception as error:  # a pooler is a plugin: its fault ends only this request
             return f"the pooler failed: {described(error)}"
 

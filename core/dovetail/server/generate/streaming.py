@@ -248,7 +248,8 @@ def event_frame(event: dict[str, Any]) -> bytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
     """How a dialect writes its stream: the frames of chunks, the frame that marks success at the
-    end, the frame of an error, and what keeps the connection open."""
+    end, the frame of an error (b"": there is none, so the connection is cut), and what keeps the
+    connection open."""
 
     frame: Callable[[bytes], bytes] = data_frame
     end: bytes = data_frame(b"[DONE]")
@@ -330,7 +331,8 @@ class EventStream(StreamingResponse):
             if framing.end:
                 await _send_frame(send, framing.end)
         except Exception as error:
-            await self._send_error(send, error)
+            if not await self._send_error(send, error):
+                return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _to_send(self) -> AsyncGenerator[bytes | None, None]:
@@ -339,9 +341,10 @@ class EventStream(StreamingResponse):
             return kept_alive(self._chunks, self._keep_alive_s)
         return self._chunks
 
-    async def _send_error(self, send: Send, error: Exception) -> None:
+    async def _send_error(self, send: Send, error: Exception) -> bool:
+        """Send an error event. Returns whether the stream may end as a whole one does."""
         if isinstance(error, OSError):
-            return  # the connection is broken, so the error cannot be sent
+            return True  # the connection is broken, so the error cannot be sent
         has_stack = not isinstance(error, DovetailError) or self._logs_stack
         problem = problem_of(error)
         metrics.REFUSED_REQUESTS.labels(problem.info.type, str(problem.status)).inc()
@@ -352,7 +355,10 @@ class EventStream(StreamingResponse):
             problem.info.message,
             exc_info=error if has_stack else None,
         )
-        await _send_frame(send, self._framing.error(problem))
+        frame = self._framing.error(problem)
+        if frame:
+            await _send_frame(send, frame)
+        return bool(frame)
 
 
 async def _send_frame(send: Send, frame: bytes) -> None:

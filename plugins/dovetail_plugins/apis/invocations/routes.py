@@ -13,12 +13,13 @@ from starlette.types import Message
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
-from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, SPEAK
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import InvalidJson, body_fault, json_value
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, CLASSIFY_PATH, POOLING = "/v1/embeddings", "/classify", "/pooling"
+SPEECH = "/v1/audio/speech"
 INPUT_PATHS = (EMBEDDINGS, CLASSIFY_PATH)
 POOLING_FIELD = "task"
 """With this field, inputs go to /pooling."""
@@ -27,8 +28,8 @@ SCORES = {"text_1": "/score", "queries": "/score", "data_1": "/score", "query": 
 
 
 async def invoke(request: Request) -> Any:
-    """Answer a chat (`messages`), a completion (`prompt`), vectors or classes (`input`), scores
-    (`text_1`) or a ranking (`query`) on the path of hosting services."""
+    """Answer a chat (`messages`), a completion (`prompt`), vectors, classes or speech (`input`),
+    scores (`text_1`) or a ranking (`query`) on the path of hosting services."""
     raw = await request.body()
     path = target_of(raw, request.app.state.server.tasks)
     endpoint = next(
@@ -49,7 +50,7 @@ def targets(tasks: Collection[str]) -> dict[str, str]:
     """Return field -> the path that answers a body with it, for a model with these tasks."""
     if GENERATE in tasks:
         return {"messages": CHAT, "prompt": COMPLETIONS}
-    paths = {EMBED: EMBEDDINGS, CLASSIFY: CLASSIFY_PATH}
+    paths = {EMBED: EMBEDDINGS, CLASSIFY: CLASSIFY_PATH, SPEAK: SPEECH}
     of_input = next((path for task, path in paths.items() if task in tasks), POOLING)
     return {"messages": of_input, "input": of_input, **SCORES}
 

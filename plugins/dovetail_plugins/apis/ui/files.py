@@ -26,6 +26,7 @@ POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",
+        "media-src blob:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

@@ -35,13 +35,20 @@ from dovetail.config.rules.selections import select
 from dovetail.config.sections.model import ModelConfig
 from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
+from dovetail.interfaces.data.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    SPEAK,
+    TOKEN_CLASSIFY,
+    TOKEN_EMBED,
+)
 from dovetail.interfaces.data.spec import (
     CLASSES,
     LOGITS,
     MAKES_VECTORS,
     MIXED,
     NOTHING,
+    SOUND,
     TOKEN_CLASSES,
     TOKEN_VECTORS,
     WORD_WEIGHTS,
@@ -50,6 +57,7 @@ from dovetail.interfaces.data.spec import (
     Selection,
     WorkerDraftSpec,
 )
+from dovetail.registry.files import import_target
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +69,7 @@ _TASKS: dict[str, tuple[str, ...]] = {
     MIXED: (EMBED, TOKEN_CLASSIFY, TOKEN_EMBED),
     CLASSES: (CLASSIFY, TOKEN_CLASSIFY),
     TOKEN_CLASSES: (TOKEN_CLASSIFY,),
+    SOUND: (SPEAK,),
 }
 _SPARSE = {WORD_WEIGHTS: EMBED, MIXED: TOKEN_CLASSIFY}
 _WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -152,6 +161,8 @@ def _head(model_config: ModelConfig, model: ModelSpec, sentences: SentenceSettin
                 fix="leave the flag out, or use a checkpoint that generates.",
             )
         return LOGITS
+    if facts_of(model.hf_config).speech and not convert:
+        return SOUND
     if sentences is not None and sentences.is_sparse:
         return WORD_WEIGHTS
     if convert == "embed" and head in (CLASSES, TOKEN_CLASSES):
@@ -203,6 +214,7 @@ def _pooling_spec(
         lowers_case=sentences.lowers_case,
         splits_long=pooler.enable_chunked_processing,
         most_tokens=pooler.max_embed_len,
+        speech=import_target(facts_of(facts).speech)(facts) if model.head == SOUND else None,
     )
 
 

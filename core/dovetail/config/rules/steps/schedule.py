@@ -19,7 +19,7 @@ from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.config.sections.speculative import SpeculativeConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
-from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.data.spec import SOUND, ModelSpec
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
 """Minimum number of media vectors that are cached for other requests."""
+SPOKEN_ROWS = 1
+"""Usual rows of a model of speech. A row takes seconds, in which the engine answers nothing."""
 SEEN_WHOLE = "taking images in prompts that see themselves both ways"
 
 
@@ -62,6 +64,8 @@ def schedule_spec(
         step_tokens = _whole_prompt_tokens(asked_tokens, step_tokens, length)
         at_most(step_tokens, 0, largest, STEP_TOKENS, platform)
     usual_rows = min(int(usual.rows * of_rows), step_tokens)
+    if model.head == SOUND:
+        usual_rows = min(usual_rows, SPOKEN_ROWS)
     rows = at_most(scheduler.max_num_seqs, usual_rows, limits.rows, "--max-num-seqs", platform)
     if rows > step_tokens:
         raise ConfigError(

@@ -239,6 +239,8 @@ def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:
             where="task",
         )
     _verify_dimensions(model, params.dimensions)
+    if model.speech is not None:
+        params.speech.verify(len(model.speech.voices))
 
 
 def _verify_dimensions(model: PoolingSpec, dimensions: int | None) -> None:

@@ -118,6 +118,8 @@ class Chat {
       again: () => this.regenerate(index),
       edit: (text) => this.edit(index, text),
       giveResults: (results) => this.giveResults(index, results),
+      speaker: () => this.models.speaker(),
+      failed: (told) => this.#tell(told),
     };
   }
 

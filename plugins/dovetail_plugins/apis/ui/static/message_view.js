@@ -4,6 +4,7 @@ import { speed } from "./answer.js";
 import { attachedNodes } from "./attachments.js";
 import { announce, copy, el, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
+import { readButton } from "./voice.js";
 
 const ENDS = {
   length: "cut off at the token limit",
@@ -139,6 +140,7 @@ function footOf(message, actions) {
   parts.push(el("div", { class: "row" },
     el("div", { class: "actions" },
       message.content ? copyButton(() => message.content) : null,
+      message.content ? voiceButton(message, actions) : null,
       iconButton("again", message.error ? "Try again" : "Answer again", actions.again)),
     cost(message)));
   return parts;
@@ -185,6 +187,12 @@ function count(number) {
 
 function seconds(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}
+
+/** Return a button that reads a message aloud, null if no model speaks. */
+function voiceButton(message, { speaker, failed }) {
+  const model = speaker?.();
+  return model ? readButton({ model, failed, text: () => message.content }) : null;
 }
 
 function copyButton(text) {

@@ -6,7 +6,7 @@ import { askJson } from "./server.js";
 
 const CHOSEN = "dovetail.model";
 
-/** Return the choice in an element: find, refresh, choose, current, speech, isOfSeveral, isFixed.
+/** Return the choice in an element: find, refresh, choose, current, speech, speaker, isOfSeveral, isFixed.
  *
  * `changed` gets the chosen model's card of /v1/models, `listed` all cards; `wanted` returns the name
  * to begin with. */
@@ -68,6 +68,8 @@ export function makeModels(root, { changed, listed, wanted }) {
   const card = (id) => models.find((one) => one.id === id);
   /** Return the name of the model that writes down speech: the chosen one before others, or null. */
   const speech = () => [chosen, ...models].find(hears)?.id ?? null;
+  /** Return the name of the model that speaks, or null. */
+  const speaker = () => models.find(speaks)?.id ?? null;
   const isOfSeveral = () => models.length > 1;
   /** Return whether the server has one model for ever: its card has no state. */
   const isFixed = () => models.length === 1 && !models[0].state;
@@ -84,7 +86,7 @@ export function makeModels(root, { changed, listed, wanted }) {
     }
   }
 
-  return { find, refresh, choose, current: () => chosen, speech, isOfSeveral, isFixed };
+  return { find, refresh, choose, current: () => chosen, speech, speaker, isOfSeveral, isFixed };
 }
 
 /** Return whether two cards say the same of what a model can do. */
@@ -94,6 +96,8 @@ function isSame(one, other) {
 }
 
 const hears = (model) => model?.capabilities?.includes("transcription");
+
+const speaks = (model) => model?.capabilities?.includes("speak");
 
 /** Return a model's name, with its state where it would have to be loaded first. */
 function named({ id, state }) {

@@ -2,6 +2,7 @@
 
 import { el } from "./dom.js";
 import { makeSpeech } from "./speech.js";
+import { makeVoiceTrial } from "./voice.js";
 
 const USES = {
   embed: ["POST /v1/embeddings", "vectors of texts, to search and compare by"],
@@ -10,6 +11,7 @@ const USES = {
   token_embed: ["POST /pooling", "a vector for each token of a text"],
   token_classify: ["POST /pooling", "classes for each token of a text"],
   transcription: ["POST /v1/audio/transcriptions", "what is said in a sound, as text or subtitles"],
+  speak: ["POST /v1/audio/speech", "the sound of a text"],
 };
 
 /** Show what a model is for in a view's element; of a model that chats, the view itself. */
@@ -27,12 +29,14 @@ function purpose(name, can) {
     .map((task) => USES[task])
     .map(([path, what]) => el("li", {}, el("code", {}, path), `: ${what}`));
   const hears = can.includes("transcription");
-  const does = hears ? "writes down what is said" : "reads texts and writes none";
+  const speaks = can.includes("speak");
+  const does = hears ? "writes down what is said"
+    : speaks ? "speaks texts" : "reads texts and writes none";
   return el("section", { class: "purpose" },
     el("h1", {}, "This model does not chat"),
     el("p", {}, `${name} ${does}. Programs ask it for:`),
     el("ul", {}, rows),
-    hears ? trial(name) : null);
+    hears ? trial(name) : speaks ? makeVoiceTrial(name) : null);
 }
 
 /** Return where a model of speech is tried out. */
