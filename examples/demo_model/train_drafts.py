@@ -89,8 +89,9 @@ def main() -> None:
         drafters[name] = DRAFTERS[name](target)
     train(drafters, target, tokenizer, options.steps)
     for name, drafter in drafters.items():
-        drafter.save(options.out / name)
-        for file in (options.out / name).iterdir():
+        folder = options.out.parent if name == "mtp" else options.out / name
+        drafter.save(folder)
+        for file in folder.glob("*.*"):
             file.chmod(0o644)
 
 
