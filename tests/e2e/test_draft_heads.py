@@ -196,19 +196,12 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(
-    "family",
-    [
-        "Glm4MoeForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-    ],
-)
+@pytest.mark.parametrize("family", [*draft_heads.OWN_LAYERS, "GlmMoeDsaForCausalLM, picking"])
 def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
-    """Experts in it, DeepSeek's latents, and beside Qwen3-Next's states."""
-    head = draft_heads.own_layer(tmp_path, family)
+    """Experts in it, DeepSeek's latents, an indexer, blocks of one part, and beside states."""
+    family, _, picks = family.partition(", ")
+    sizes = {"index_topk": 8, "index_n_heads": 8} if picks else {}
+    head = draft_heads.own_layer(tmp_path, family, **sizes)
     with made(head.folder) as llm:
         wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     target = Target(head.folder)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import DraftContext
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
@@ -64,10 +66,15 @@ class JoinedLinear(nn.Module):
                 yield f"{name}.second.{leaf}", tensor[:, cut:].contiguous()
 
 
-def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderConfig]:
-    """Return the class that provides a head's layers, and how it differs. Raises: ConfigError"""
+def family_of(
+    context: DraftContext, *, kinds: frozenset[str] = frozenset({FULL})
+) -> tuple[type[DecoderForCausalLM], DecoderConfig]:
+    """Return the class that provides a head's layers, and how it differs. `kinds` are the sorts of
+    layers that the head may have. Raises: ConfigError"""
     selection, model = context.model_plugin, context.build.model
     found = registry.admin.require_selection(selection) if selection is not None else None
+    if found is not None and not issubclass(found, DecoderForCausalLM):
+        found = _text_class(found, model)
     if found is None or not issubclass(found, DecoderForCausalLM):
         raise ConfigError(
             f"there are no layers of the family {model.architecture} to make a head of.",
@@ -75,13 +82,20 @@ def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderC
             fix="use a head of another family, such as Llama's.",
         )
     config = found.decoder_config(model)
-    if set(config.layer_types) != {FULL}:
+    if not set(config.layer_types) <= kinds:
         raise ConfigError(
             "a head with a sliding window is not supported.",
             where="--speculative-config.model: its config.json",
             fix="use a head that attends to all tokens.",
         )
     return found, config
+
+
+def _text_class(plugin: type[Any], model: ModelSpec) -> type[Any]:
+    """Return the class of the text model within a model that takes media, else the class itself."""
+    from dovetail_plugins.models._media import MediaModel
+
+    return plugin.text_plugin(model) if issubclass(plugin, MediaModel) else plugin
 
 
 class EagleModule(nn.Module):

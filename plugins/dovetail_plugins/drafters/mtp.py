@@ -37,7 +37,12 @@ class Mtp(WorkerDrafter):
         """Return the model's settings, with one layer. Raises: ConfigError if it has none"""
         layout = layout_of(raw)
         stored = _stored(raw.get("quantization_config"), layout, target.num_layers)
-        return {**raw, **layout.settings, **stored, "num_hidden_layers": 1}
+        return {**layout.settings_of(raw), **stored}
+
+    @classmethod
+    def num_cached_layers(cls, model: ModelSpec) -> int:
+        """Return how many blocks of the layer attend."""
+        return model.num_layers if model.cache is None else model.cache.num_attention_layers
 
     def __init__(self, options: Any, context: DraftContext) -> None:
         from dovetail_plugins.drafters._mtp_module import MtpModule
