@@ -26,6 +26,7 @@ pytest.importorskip("dovetail_plugins")
 from dovetail_plugins.models import mimo
 from support import draft_heads
 from support.draft_heads import Head, Target
+from support.tiny_media import QWEN_ROPE
 
 PROMPTS = ["one two three one two", "abc", "the dog and the dog and the dog and so on " * 2]
 LENGTH = 4
@@ -209,6 +210,18 @@ def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
         drafts = drafts_of(llm)
         found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+@pytest.mark.usefixtures("never_pauses")
+def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
+    head = draft_heads.own_layer(tmp_path, "Qwen3_5ForCausalLM", rope_parameters={**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5})
+    target, published = Target(head.folder), draft_heads.with_pictures(tmp_path, head)
+    with made(published.folder, published) as llm:
+        drafts = drafts_of(llm)
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert len(drafts) > 20
     for token_ids, guessed in drafts:
         assert guessed == head.guess(target, token_ids, len(guessed))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.tiny_media import write_media_checkpoint
 
 Weights = dict[str, torch.Tensor]
 Guess = Callable[["Target", list[int], int], list[int]]
@@ -509,3 +510,19 @@ def own_layer(folder: Path, family: str, **sizes: Any) -> Head:
         return continued(target, token_ids, wanted, states, run, logits)
 
     return Head(method="mtp:Mtp", folder=path, guess=guess)
+
+
+def with_pictures(folder: Path, head: Head) -> Head:
+    """Return the same head in a model that also takes pictures, as Qwen3.5 is published."""
+    family = "Qwen3_5ForConditionalGeneration"
+    media = write_media_checkpoint(folder / "media", family)
+    config = json.loads((media / "config.json").read_text())
+    text = json.loads((head.folder / "config.json").read_text())
+    config["text_config"] = {**config["text_config"], **text}
+    w = {k: v for k, v in load_file(media / "model.safetensors").items() if ".visual." in k}
+    for name, tensor in load_file(head.folder / "model.safetensors").items():
+        w[re.sub(r"^model\.", "model.language_model.", name)] = tensor
+    path = write(folder / "pictures", config, w)
+    for file in (*media.glob("*process*"), *head.folder.glob("tokenizer*")):
+        (path / file.name).write_bytes(file.read_bytes())
+    return replace(head, folder=path)

@@ -27,8 +27,8 @@ FUSED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
-    """`held` is the name prefix ({layers} is the model's number of layers, "model." may precede
-    it); `block` is the decoder layer's prefix after it, which a number follows if there may be
+    """`held` is the name prefix ({layers} is the model's number of layers; "model." and
+    "language_model." may precede it); `block` is the decoder layer's prefix after it, which a number follows if there may be
     several (`is_numbered`). `own` names the other parts: the norms of vector, state and result, and
     the projection that joins the first two ("*" is any number). `shared` has tensors of the model
     itself that are also parts here. The model itself also has the tensors in `unused`.
@@ -65,7 +65,7 @@ class MtpLayout:
 
     def local(self, name: str, num_layers: int) -> str | None:
         """Return a tensor's name in the drafter; None if it is not part of the layer."""
-        name = name.removeprefix("model.").removeprefix("language_model.")
+        name = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
         for theirs, ours in self.shared.items():
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)

@@ -37,7 +37,9 @@ class Mtp(WorkerDrafter):
         """Return the model's settings, with one layer. Raises: ConfigError if it has none"""
         layout = layout_of(raw)
         stored = _stored(raw.get("quantization_config"), layout, target.num_layers)
-        return {**layout.settings_of(raw), **stored}
+        # Without the parts of a model that takes media, which have the text model's fields again.
+        own = {k: v for k, v in raw.items() if k in target.hf_config or not isinstance(v, Mapping)}
+        return {**layout.settings_of(own), **stored}
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
