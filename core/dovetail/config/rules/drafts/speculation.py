@@ -22,7 +22,7 @@ from dovetail.config.rules.drafts.keys import (
 from dovetail.config.rules.drafts.methods import HEADS_OF_TARGET, LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
 from dovetail.config.rules.model.checkpoint import hub_of
-from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE, bundled_drafts
+from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE
 from dovetail.config.rules.selections import select
 from dovetail.config.sections.load import LoadConfig
 from dovetail.config.sections.model import ModelConfig
@@ -112,13 +112,13 @@ def _pause_above(
 def _is_bundled(model_config: ModelConfig, keys: DraftKeys, method: str) -> bool:
     """Return whether the drafter is one that comes with the demo model."""
     is_demo = model_config.model in (None, str(DEMO_PATH))
-    return is_demo and keys.checkpoint.model is None and method in bundled_drafts()
+    return is_demo and keys.checkpoint.model is None and method in DRAFT_TOKENS
 
 
 def _usual_tokens(model_config: ModelConfig, keys: DraftKeys, method: str) -> int:
     """Return the default draft length."""
     if _is_bundled(model_config, keys, method):
-        return DRAFT_TOKENS.get(method, DEFAULT_DRAFT_TOKENS)
+        return DRAFT_TOKENS[method]
     return DEFAULT_DRAFT_TOKENS
 
 
