@@ -22,6 +22,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4moe",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "GlmMoeDsaForCausalLM": "glm-dsa",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
