@@ -36,6 +36,8 @@ MADE: dict[str, Callable[[Path], Head]] = {
     "eagle-own-head": partial(draft_heads.eagle, has_own_head=True),
     "eagle3": draft_heads.eagle3,
     "eagle3-whole": partial(draft_heads.eagle3, whole=True),
+    "eagle3-speculator": draft_heads.speculator,
+    "eagle3-latents": partial(draft_heads.speculator, latent=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
     "mlp": draft_heads.mlp_speculator,
@@ -217,7 +219,11 @@ def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
-    head = draft_heads.own_layer(tmp_path, "Qwen3_5ForCausalLM", rope_parameters={**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5})
+    head = draft_heads.own_layer(
+        tmp_path,
+        "Qwen3_5ForCausalLM",
+        rope_parameters={**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    )
     target, published = Target(head.folder), draft_heads.with_pictures(tmp_path, head)
     with made(published.folder, published) as llm:
         drafts = drafts_of(llm)

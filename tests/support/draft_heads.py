@@ -229,6 +229,95 @@ def eagle3(folder: Path, *, whole: bool = False) -> Head:
     return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
 
 
+LATENTS: dict[str, Any] = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+
+def latent_weights(g: torch.Generator, name: str) -> Weights:
+    """Return the weights of latent attention over a vector and a state."""
+    sizes = {
+        "q_a_proj": (24, 2 * SIZE),
+        "q_b_proj": (HEADS * 12, 24),
+        "kv_a_proj_with_mqa": (16 + 4, 2 * SIZE),
+        "kv_b_proj": (HEADS * 16, 16),
+        "o_proj": (SIZE, HEADS * 8),
+    }
+    w = {f"{name}.{leaf}.weight": drawn(g, *shape) for leaf, shape in sizes.items()}
+    norms = {"q_a_layernorm": 24, "kv_a_layernorm": 16}
+    return w | {f"{name}.{leaf}.weight": 1 + drawn(g, size) for leaf, size in norms.items()}
+
+
+def attend_latents(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Return causal attention as DeepSeek has it, with neighbours rotated. Shapes: [T, I] ->
+    [T, E]"""
+    prefix = f"{name}.self_attn."
+    own = {leaf.removeprefix(prefix): one for leaf, one in w.items() if prefix in leaf}
+    latent, turned = (x @ own["kv_a_proj_with_mqa.weight"].T).split((16, 4), -1)
+    keys = rms(latent, own["kv_a_layernorm.weight"]) @ own["kv_b_proj.weight"].T
+    plain, values = keys.unflatten(-1, (HEADS, 16)).split((8, 8), -1)
+    queries = rms(x @ own["q_a_proj.weight"].T, own["q_a_layernorm.weight"])
+    queries = (queries @ own["q_b_proj.weight"].T).unflatten(-1, (HEADS, 12))
+
+    def turn(one: torch.Tensor) -> torch.Tensor:
+        return rotated(one.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2))
+
+    q = torch.cat([queries[..., :8], turn(queries[..., 8:])], -1)
+    k = torch.cat([plain, turn(turned[:, None]).expand(-1, HEADS, -1)], -1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
+    is_later = torch.ones(len(x), len(x)).triu(1).bool()
+    shares = scores.masked_fill(is_later, -torch.inf).softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", shares, values).flatten(-2)
+    return out @ own["o_proj.weight"].T
+
+
+def speculator(folder: Path, *, latent: bool = False) -> Head:
+    """Return a head of EAGLE 3 as vllm-project/speculators publishes it, with all of its norms;
+    `latent`: one whose layer attends to latents."""
+    g, name = torch.Generator().manual_seed(7), "layers.0"
+    w = {"fc.weight": drawn(g, SIZE, 3 * SIZE), **layer_weights(g, name, 2 * SIZE)}
+    w["input_norm.weight"] = 1 + drawn(g, 3 * SIZE)
+    w |= {f"fc_norm.{i}.weight": 1 + drawn(g, SIZE) for i in range(3)}
+    for norm in (f"{name}.input_layernorm", f"{name}.hidden_norm", "norm"):
+        w[f"{norm}.weight"] = 1 + drawn(g, SIZE)
+    w["lm_head.weight"] = drawn(g, VOCAB, SIZE)
+    norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": {**LLAMA, **(LATENTS if latent else {})},
+        "draft_vocab_size": VOCAB,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        **dict.fromkeys(norms, True),
+    }
+    attended = attend
+    if latent:
+        config["architectures"] = ["Eagle3DeepseekV2ForCausalLM"]
+        w = {key: one for key, one in w.items() if ".self_attn." not in key}
+        w |= latent_weights(g, f"{name}.self_attn")
+        attended = attend_latents
+
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        h = rms(states, w[f"{name}.hidden_norm.weight"])
+        x = torch.cat([rms(vectors, w[f"{name}.input_layernorm.weight"]), h], -1)
+        return rms(feed(w, name, h + attended(w, name, x)), w["norm.weight"])
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        inner = target.states(token_ids)
+        whole = rms(torch.cat([inner[i] for i in (1, 3, 4)], -1), w["input_norm.weight"])
+        each = zip(whole.split(SIZE, -1), range(3), strict=True)
+        normed = [rms(one, w[f"fc_norm.{i}.weight"]) for one, i in each]
+        states = torch.cat(normed, -1)[:-1] @ w["fc.weight"].T
+        logits = lambda x: x @ w["lm_head.weight"].T  # noqa: E731
+        return continued(target, token_ids, wanted, states, run, logits)
+
+    return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
+
+
 def medusa(folder: Path, *, renamed: bool = False) -> Head:
     """Return heads of Medusa; `renamed`: with the names that converters write."""
     g = torch.Generator().manual_seed(2)
@@ -449,7 +538,7 @@ def own_weights(family: str, whole: Weights, size: int) -> Weights:
     and with what joins it to the model."""
     own, g, made = OWN_LAYERS[family], torch.Generator().manual_seed(6), {}
     for name, tensor in whole.items():
-        prefix, number, rest = re.match(r"(.*?layers\.)?(\d+)?(.*)", name, re.S).groups()
+        _, number, rest = re.match(r"(.*?layers\.)?(\d+)?(.*)", name, re.S).groups()
         last = len(own.sizes.get("layers_block_type", ())) - 2
         if family == "NemotronHForCausalLM" and number and int(number) >= last:
             name = f"{own.block}{int(number) - last}{rest}"

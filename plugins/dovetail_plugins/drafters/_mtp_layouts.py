@@ -28,10 +28,11 @@ FUSED: Mapping[str, tuple[str, str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
     """`held` is the name prefix ({layers} is the model's number of layers; "model." and
-    "language_model." may precede it); `block` is the decoder layer's prefix after it, which a number follows if there may be
-    several (`is_numbered`). `own` names the other parts: the norms of vector, state and result, and
-    the projection that joins the first two ("*" is any number). `shared` has tensors of the model
-    itself that are also parts here. The model itself also has the tensors in `unused`.
+    "language_model." may precede it); `block` is the decoder layer's prefix after it, which a
+    number follows if there may be several (`is_numbered`). `own` names the other parts: the norms
+    of vector, state and result, and the projection that joins the first two ("*" is any number).
+    `shared` has tensors of the model itself that are also parts here. The model itself also has the
+    tensors in `unused`.
 
     `is_state_first`: the state precedes the vector in the joining projection. `norms_states`: the
     state that the next token continues is the normed one. `settings` are config.json fields for a
