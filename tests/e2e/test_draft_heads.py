@@ -24,7 +24,7 @@ from support.inside import core_of, drafting_of
 pytest.importorskip("dovetail_plugins")
 
 from dovetail_plugins.models import mimo
-from support import draft_heads
+from support import draft_heads, own_layers
 from support.draft_heads import Head, Target
 from support.tiny_media import QWEN_ROPE
 
@@ -199,12 +199,12 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("family", [*draft_heads.OWN_LAYERS, "GlmMoeDsaForCausalLM, picking"])
+@pytest.mark.parametrize("family", [*own_layers.OWN_LAYERS, "GlmMoeDsaForCausalLM, picking"])
 def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
     """Experts in it, DeepSeek's latents, an indexer, blocks of one part, and beside states."""
     family, _, picks = family.partition(", ")
     sizes = {"index_topk": 8, "index_n_heads": 8} if picks else {}
-    head = draft_heads.own_layer(tmp_path, family, **sizes)
+    head = own_layers.own_layer(tmp_path, family, **sizes)
     with made(head.folder) as llm:
         wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     target = Target(head.folder)
@@ -219,12 +219,12 @@ def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
-    head = draft_heads.own_layer(
+    head = own_layers.own_layer(
         tmp_path,
         "Qwen3_5ForCausalLM",
         rope_parameters={**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
     )
-    target, published = Target(head.folder), draft_heads.with_pictures(tmp_path, head)
+    target, published = Target(head.folder), own_layers.with_pictures(tmp_path, head)
     with made(published.folder, published) as llm:
         drafts = drafts_of(llm)
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
