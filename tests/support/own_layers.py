@@ -111,6 +111,11 @@ OWN_LAYERS = {
         absent=("self_attn.1.", "mlps.1.", "mlp.", *(f"{n}_layernorm.1." for n in HALF_NORMS)),
         run=first_half,
     ),
+    "BailingHybridForCausalLM": OwnLayer(
+        norms=tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "final_layernorm")),
+        sizes={"num_hidden_layers": 3, "layer_types": KINDS},
+        goes_on_normed=True,
+    ),
     "NemotronHForCausalLM": OwnLayer(
         block="mtp.layers.",
         norms=("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.1.final_layernorm"),

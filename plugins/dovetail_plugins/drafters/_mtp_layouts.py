@@ -129,6 +129,18 @@ INDEXED = replace(
     optional=("indexer",),
 )
 """The layer has an indexer of its own, whichever layers of the model share one."""
+LING = replace(
+    DEEPSEEK,
+    own=("enorm", "hnorm", "final_layernorm", "eh_proj"),
+    norms_states=True,
+    settings={**DEEPSEEK.settings, "layer_types": ["full_attention"]},
+    renames=(
+        (".attention.", ".self_attn."),
+        (".self_attn.dense.", ".self_attn.o_proj."),
+        (".gate.expert_bias", ".e_score_correction_bias"),
+        *NEXTN.renames,
+    ),
+)
 LONGCAT = replace(
     DEEPSEEK,
     held="mtp.layers.0.",
@@ -174,6 +186,7 @@ LAYOUTS = {
     "ernie4_5_moe": ERNIE,
     "nemotron_h": NEMOTRON,
     "longcat_flash": LONGCAT,
+    "bailing_hybrid": LING,
     "qwen3": QWEN3,
     "qwen3_next": QWEN,
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN3_5),
