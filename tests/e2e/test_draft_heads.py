@@ -233,6 +233,23 @@ def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
         assert guessed == head.guess(target, token_ids, len(guessed))
 
 
+@pytest.mark.usefixtures("never_pauses")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_assistant_reads_what_the_model_cached(ordered: bool, tmp_path: Path) -> None:
+    """Of layers that see all and of layers with a window, some of which share their caches."""
+    folder, head = own_layers.assistant(tmp_path, ordered=ordered)
+    with made(folder) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    target = Target(folder)
+    with made(folder, head) as llm:
+        drafts = drafts_of(llm)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
+
+
 HALVES = {
     "enable_dbo": True,
     "dbo_decode_token_threshold": 2,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from dovetail_testing.tiny.models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import randomize, write_tiny_checkpoint
 from support.draft_heads import SIZE, Head, Target, Weights, continued, drawn, write
 from support.tiny_media import write_media_checkpoint
 
@@ -215,3 +215,62 @@ def with_pictures(folder: Path, head: Head) -> Head:
     for file in (*media.glob("*process*"), *head.folder.glob("tokenizer*")):
         (path / file.name).write_bytes(file.read_bytes())
     return replace(head, folder=path)
+
+
+def assistant(folder: Path, *, ordered: bool = False) -> tuple[Path, Head]:
+    """Return a Gemma 4 model, and the assistant that attends to its keys and values; `ordered`: it
+    guesses among the tokens of the likeliest groups alone."""
+    import transformers
+
+    family = "Gemma4ForCausalLM"
+    model = write_tiny_checkpoint(folder / "model", family, num_hidden_layers=4)
+    text = json.loads((model / "config.json").read_text())
+    text.pop("per_layer_config", None)
+    small = {
+        **text,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        **dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input"), 0),
+        "use_double_wide_mlp": False,
+        "final_logit_softcapping": None,
+    }
+    config = transformers.Gemma4AssistantConfig(
+        text_config=small,
+        backbone_hidden_size=text["hidden_size"],
+        use_ordered_embeddings=ordered,
+        num_centroids=16,
+        centroid_intermediate_top_k=3,
+    )
+    torch.manual_seed(5)
+    made: Any = transformers.Gemma4AssistantForCausalLM(config)
+    randomize(made, seed=5)
+    if ordered:
+        made.masked_embedding.token_ordering.copy_(torch.randperm(text["vocab_size"]))
+    made.save_pretrained(folder / "assistant")
+    made = made.eval()
+    # transformers lets it see one key more than the model's own layers with a window do.
+    made.config.get_text_config().sliding_window -= 1
+
+    @torch.inference_mode()
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        known = torch.tensor([token_ids[:-1]])
+        out = target.model.model(
+            known, output_hidden_states=True, return_shared_kv_states=True, use_cache=False
+        )
+        state, token, drafts = out.last_hidden_state[:, -1:], token_ids[-1], []
+        for _ in range(wanted):
+            vector = target.embed([token])[None]
+            found = made(
+                inputs_embeds=torch.cat([vector, state], -1),
+                position_ids=torch.tensor([[len(token_ids) - 1]]),
+                shared_kv_states=out.shared_kv_states,
+            )
+            state, token = found.last_hidden_state, int(found.logits.argmax())
+            drafts.append(token)
+        return drafts
+
+    return model, Head(method="assistant:Assistant", folder=folder / "assistant", guess=guess)

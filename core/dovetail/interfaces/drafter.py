@@ -35,6 +35,8 @@ class AnyDrafter(Plugin):
         "whole_model": "runs a model plugin, of a checkpoint of its own (worker drafters)",
         "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
         "predictions": "drafts the answer that a client predicts (not on the worker)",
+        "model_cache": "attends to the model's keys and values, all drafts of a row from the position "
+        "of the first; caches nothing (worker drafters)",
         "own_weights": "its weights are part of the model's own checkpoint (worker drafters)",
     }
 
@@ -84,6 +86,9 @@ class TargetModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of final hidden states. Shapes: [S, E] -> [S, V]"""
+
+    def attention(self, name: str) -> nn.Module:
+        """Return the model's attention layer of this name (layers.attention.Attention)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

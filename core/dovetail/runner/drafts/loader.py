@@ -18,7 +18,7 @@ from dovetail.interfaces.data.step import CachedLayer
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.model import Model
-from dovetail.layers.attention import attention_layers
+from dovetail.layers.attention import Attention, attention_layers
 from dovetail.layers.attention.latent import LatentAttention
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -51,6 +51,18 @@ class DraftTarget:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of final hidden states. Shapes: [S, E] -> [S, V]"""
         return self.model.logits(hidden)
+
+    def attention(self, name: str) -> Attention:
+        """Return the model's attention layer of this name. Raises: BrokenPlugin"""
+        layers = attention_layers(cast(nn.Module, self.model))
+        for layer in layers:
+            if layer.name == name:
+                return layer
+        raise BrokenPlugin(
+            f"{type(self.model).__name__} has no attention layer {name}.",
+            where="--speculative-config.method",
+            fix="use a drafter that reads no cache of the model.",
+        )
 
 
 def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:

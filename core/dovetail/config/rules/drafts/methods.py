@@ -11,6 +11,8 @@ from typing import Any
 LOOKUP_WORDS = ("[ngram]", "ngram")
 """Given instead of a draft model: drafts come from the request's own tokens."""
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
+ASSISTANT = "assistant"
+"""Drafts with a checkpoint of its own that others call "mtp", too."""
 _BY_MODEL_TYPE = {
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",
@@ -41,6 +43,8 @@ def method_for(config: Mapping[str, Any], name: str = "") -> str:
         return _BY_MODEL_TYPE[model_type]
     if model_type.endswith(("_mtp", "_nextn")):
         return HEADS_OF_TARGET
+    if model_type.endswith("_assistant"):
+        return ASSISTANT
     classes = " ".join(map(str, config.get("architectures") or ())).lower()
     for part, method in _BY_CLASS:
         if part.lower() in classes:

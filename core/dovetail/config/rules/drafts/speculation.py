@@ -19,7 +19,13 @@ from dovetail.config.rules.drafts.keys import (
     draft_keys,
     tell_unused,
 )
-from dovetail.config.rules.drafts.methods import HEADS_OF_TARGET, LOOKUP, LOOKUP_WORDS, method_for
+from dovetail.config.rules.drafts.methods import (
+    ASSISTANT,
+    HEADS_OF_TARGET,
+    LOOKUP,
+    LOOKUP_WORDS,
+    method_for,
+)
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
 from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE
@@ -175,7 +181,9 @@ def _method(model_config: ModelConfig, load: LoadConfig, keys: DraftKeys) -> str
     model = keys.checkpoint.model
     if keys.method is not None:
         is_mtp = keys.method.endswith("_mtp") and keys.method not in registry.names("drafter")
-        return HEADS_OF_TARGET if is_mtp else keys.method
+        if not (is_mtp or keys.method == HEADS_OF_TARGET):
+            return keys.method
+        return HEADS_OF_TARGET if model in (None, model_config.model) else ASSISTANT
     if model is None:
         raise ConfigError(
             "no method says who guesses.",
