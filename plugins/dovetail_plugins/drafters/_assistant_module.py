@@ -175,8 +175,8 @@ def _connect(layers: nn.ModuleList, config: DecoderConfig, target: TargetModel) 
     """Let each layer read the cache of the model's last layer of its kind that has one. Mutates:
     the layers"""
     theirs = target.spec.hf_config
-    kept = {layer_types(theirs)[number]: number for number in sorted(set(cache(theirs).sources))}
+    last = {layer_types(theirs)[number]: number for number in sorted(set(cache(theirs).sources))}
     for layer, kind in zip(layers, config.layer_types, strict=True):
         attention = layer.self_attn
         assert isinstance(attention, AssistantAttention), "it is an assistant's layer"
-        attention.read_from(target, f"model.layers.{kept[kind]}.self_attn")
+        attention.read_from(target, f"model.layers.{last[kind]}.self_attn")

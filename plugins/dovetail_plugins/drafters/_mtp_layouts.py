@@ -2,7 +2,7 @@
 
 A layout has the prefix of the tensor names, how the decoder layer's names differ from the family's,
 and the order in which vector and state are joined. Knows no tensors. The table for users:
-docs/explanation/mtp_layers.md.
+docs/reference/mtp.md.
 """
 
 from __future__ import annotations
@@ -197,21 +197,40 @@ LAYOUTS = {
 """By the model type of config.json."""
 
 
+_OVER_TRANSFORMERS = (
+    "the model runs over transformers, and the layer is built of a family's own layers"
+)
+REFUSED = {
+    **dict.fromkeys(("gemma4", "gemma4_text"), "it is a checkpoint of its own: name it as model"),
+    "deepseek_v4": "it reads several streams of states, and a model gives one",
+    "mimo_v2_flash": f"{_OVER_TRANSFORMERS}; its window and sinks are other ones than the model's",
+    **dict.fromkeys(
+        (
+            *("glm4_moe_lite", "glm4v_moe", "glm_ocr", "exaone_moe", "exaone4_5", "hy_v3"),
+            *("step3p5", "step3p7", "solar_open", "mellum", "minimax_m3_vl"),
+        ),
+        _OVER_TRANSFORMERS,
+    ),
+}
+"""Model types that are published with such a layer -> why it does not draft here."""
+
+
 def layout_of(config: Config) -> MtpLayout:
     """Return the layout of a checkpoint with layers for further tokens. Raises: ConfigError"""
-    found = LAYOUTS.get(str(config.get("model_type")))
+    model_type = str(config.get("model_type"))
+    found = LAYOUTS.get(model_type)
     if found is None:
+        why = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
         raise ConfigError(
-            f"layers for further tokens of the model type {config.get('model_type')} are not "
-            "supported.",
-            where="--speculative-config.method",
+            f"layers for further tokens of the model type {model_type} are not supported{why}.",
+            where=FLAG,
             fix=f"known are {', '.join(LAYOUTS)}; use another drafter, such as ngram.",
         )
     number = config.get(found.count, found.usual_count)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ConfigError(
             f"the checkpoint has no layers for further tokens ({found.count} is {number!r}).",
-            where="--speculative-config.method",
+            where=FLAG,
             fix="use another drafter, such as ngram.",
         )
     return found

@@ -34,6 +34,7 @@ class Assistant(WorkerDrafter):
         source="https://ai.google.dev/gemma/docs/core",
     )
     capabilities = frozenset({"on_worker", "hidden_states", "model_cache"})
+    example_settings = {"model_type": TYPES[0], "text_config": {"model_type": "gemma4_text"}}
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
