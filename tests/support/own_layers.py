@@ -59,7 +59,7 @@ class OwnLayer:
     """
 
     block: str = "model.layers.2."
-    norms: tuple[str, str, str] = tuple(
+    norms: tuple[str, ...] = tuple(
         f"model.layers.2.{name}" for name in ("enorm", "hnorm", "shared_head.norm")
     )
     joined: str = "model.layers.2.eh_proj"
@@ -138,7 +138,9 @@ def own_weights(family: str, whole: Weights, size: int) -> Weights:
     and with what joins it to the model."""
     own, g, made = OWN_LAYERS[family], torch.Generator().manual_seed(6), {}
     for name, tensor in whole.items():
-        _, number, rest = re.match(r"(.*?layers\.)?(\d+)?(.*)", name, re.S).groups()
+        found = re.match(r"(?:.*?layers\.)?(\d+)?(.*)", name, re.S)
+        assert found is not None, name
+        number, rest = found.groups()
         last = len(own.sizes.get("layers_block_type", ())) - 2
         if family == "NemotronHForCausalLM" and number and int(number) >= last:
             name = f"{own.block}{int(number) - last}{rest}"

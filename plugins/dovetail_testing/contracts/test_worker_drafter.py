@@ -61,6 +61,10 @@ class FakeTarget:
         """Return logits."""
         return hidden @ drawn(2, SIZE, VOCAB_SIZE)
 
+    def attention(self, name: str) -> nn.Module:
+        """It caches nothing. Raises: LookupError"""
+        raise LookupError(name)
+
 
 class Beside(nn.Module):
     """A drafter as a model: a token's state depends only on the token."""

@@ -84,7 +84,8 @@ def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
 
 class DraftPasses:
     """Runs a drafter over tokens of rows. `layers` are its caching layers. Its layers read `caches`
-    by what `prepare` makes of the layouts of all groups; with `records` small passes are recorded and run as one call."""
+    by what `prepare` makes of the layouts of all groups; with `records` small passes are recorded
+    and run as one call."""
 
     def __init__(
         self,
