@@ -35,8 +35,8 @@ class AnyDrafter(Plugin):
         "whole_model": "runs a model plugin, of a checkpoint of its own (worker drafters)",
         "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
         "predictions": "drafts the answer that a client predicts (not on the worker)",
-        "model_cache": "caches nothing, but attends to the model's keys and values, all drafts of a "
-        "row from the position of the first (worker drafters)",
+        "model_cache": "caches nothing, but attends to the model's keys and values, all drafts of "
+        "a row from the position of the first (worker drafters)",
         "own_weights": "its weights are part of the model's own checkpoint (worker drafters)",
     }
 

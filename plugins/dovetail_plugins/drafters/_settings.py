@@ -14,7 +14,7 @@ _PUBLISHED = {
     **dict.fromkeys(
         (f"Eagle3{name}ForCausalLM" for name in ("MiniMaxM2", "Qwen2_5vl", "Qwen3vl")), LLAMA
     ),
-    "Eagle3DeepseekV2ForCausalLM": LATENT,
+    **dict.fromkeys((f"Eagle3DeepseekV{n}ForCausalLM" for n in (2, 3)), LATENT),
 }
 """Classes of draft heads whose names do not say which family their layers are from: those of EAGLE
 3 are named after the model that they draft for, and have Llama's layers, or latents."""

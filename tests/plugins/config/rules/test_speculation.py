@@ -164,11 +164,15 @@ def test_what_has_no_effect_says_why(
     assert len(lines) == bool(told) and all(told in one for one in lines)
 
 
-@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "qwen3_next_mtp"])
-def test_names_of_layers_of_the_models_own_mean_mtp(name: str) -> None:
-    config = Config.from_fields({"speculative_config": {"method": name}})
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "step3p5_mtp", "gemma4_mtp"])
+@pytest.mark.parametrize(("model", "drafter"), [(None, "mtp"), ("org/a-assistant", "assistant")])
+def test_names_of_layers_of_the_models_own_mean_mtp(
+    name: str, model: str | None, drafter: str
+) -> None:
+    """With a checkpoint of its own, it is an assistant."""
+    config = Config.from_fields({"speculative_config": {"method": name, "model": model}})
     asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
-    assert asked is not None and asked.drafter.name == "mtp"
+    assert asked is not None and asked.drafter.name == drafter
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
@@ -190,6 +194,8 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidd
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "", "mlp_speculator"),
         ({"model_type": "mlp_speculator"}, "", "mlp_speculator"),
         ({"model_type": "deepseek_mtp", "architectures": ["DeepSeekMTPModel"]}, "", "mtp"),
+        ({"model_type": "gemma4_assistant"}, "google/gemma-4-E2B-it-assistant", "assistant"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "", "eagle3"),
     ],
 )
 def test_a_checkpoint_says_what_it_drafts_with(
