@@ -87,6 +87,10 @@ NEMOTRON_KINDS = ["linear_attention", "full_attention", "mlp"]
 OWN_LAYERS = {
     "Glm4MoeForCausalLM": OwnLayer(),
     "DeepseekV3ForCausalLM": OwnLayer(),
+    "Glm4MoeLiteForCausalLM": OwnLayer(),
+    "HYV3ForCausalLM": OwnLayer(
+        norms=tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "final_layernorm")),
+    ),
     "DeepseekV32ForCausalLM": OwnLayer(),
     "GlmMoeDsaForCausalLM": OwnLayer(
         sizes={"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}

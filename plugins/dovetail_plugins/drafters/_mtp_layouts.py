@@ -129,6 +129,16 @@ INDEXED = replace(
     optional=("indexer",),
 )
 """The layer has an indexer of its own, whichever layers of the model share one."""
+HY3 = replace(
+    NEXTN,
+    own=("enorm", "hnorm", "final_layernorm", "eh_proj"),
+    settings={"mlp_layer_types": ["sparse"]},
+    renames=(
+        (".mlp.router.gate.", ".mlp.gate."),
+        (".mlp.expert_bias", ".mlp.e_score_correction_bias"),
+        (".shared_mlp.", ".shared_experts."),
+    ),
+)
 LING = replace(
     DEEPSEEK,
     own=("enorm", "hnorm", "final_layernorm", "eh_proj"),
@@ -191,7 +201,8 @@ LAYOUTS = {
     "qwen3_next": QWEN,
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN3_5),
     "deepseek_v3": DEEPSEEK,
-    "kimi_k2": DEEPSEEK,
+    **dict.fromkeys(("kimi_k2", "glm4_moe_lite"), DEEPSEEK),
+    "hy_v3": HY3,
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), INDEXED),
 }
 """By the model type of config.json."""
@@ -206,7 +217,7 @@ REFUSED = {
     "mimo_v2_flash": f"{_OVER_TRANSFORMERS}; its window and sinks are other ones than the model's",
     **dict.fromkeys(
         (
-            *("glm4_moe_lite", "glm4v_moe", "glm_ocr", "exaone_moe", "exaone4_5", "hy_v3"),
+            *("glm4v_moe", "glm_ocr", "exaone_moe", "exaone4_5"),
             *("step3p5", "step3p7", "solar_open", "mellum", "minimax_m3_vl"),
         ),
         _OVER_TRANSFORMERS,
