@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,24 @@ def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
     assert len(drafts) > 20
     for token_ids, guessed in drafts:
         assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+@pytest.mark.usefixtures("never_pauses")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("family", ["Glm4MoeForCausalLM", "Qwen3_5ForCausalLM"])
+def test_a_layer_stored_in_float8(family: str, tmp_path: Path) -> None:
+    """What joins it to the model is stored in full precision, which no list says."""
+    head = own_layers.own_layer(tmp_path, family)
+    guessed = []
+    for folder in own_layers.in_float8(tmp_path, head):
+        with made(folder, replace(head, folder=folder)) as llm:
+            drafts = drafts_of(llm)
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        guessed.append({tuple(known): found for known, found in drafts})
+    stored, plain = guessed
+    shared = stored.keys() & plain.keys()
+    assert len(shared) > 20
+    assert sum(stored[key] == plain[key] for key in shared) > 0.9 * len(shared)
 
 
 @pytest.mark.usefixtures("never_pauses")

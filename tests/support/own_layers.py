@@ -280,3 +280,28 @@ def assistant(folder: Path, *, ordered: bool = False) -> tuple[Path, Head]:
         return drafts
 
     return model, Head(method="assistant:Assistant", folder=folder / "assistant", guess=guess)
+
+
+def in_float8(folder: Path, head: Head) -> tuple[Path, Path]:
+    """Return two copies of a model, of the same numbers: with the layers' matrices in float8, but
+    for the router and the projection that joins, as they are published, and in full precision."""
+    config = json.loads((head.folder / "config.json").read_text())
+    stored: Weights = {}
+    plain: Weights = {}
+    for name, tensor in load_file(head.folder / "model.safetensors").items():
+        stored[name] = plain[name] = tensor
+        if not name.endswith("_proj.weight") or "eh_proj" in name or "mtp.fc" in name:
+            continue
+        scale = tensor.abs().max() / 448
+        stored[name] = (tensor / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale"] = scale
+        plain[name] = stored[name].float() * scale
+    quantized = {"quant_method": "fp8", "modules_to_not_convert": ["linear_attn", "embed_tokens"]}
+    paths = (
+        write(folder / "float8", config | {"quantization_config": quantized}, stored),
+        write(folder / "plain", config, plain),
+    )
+    for path in paths:
+        for file in head.folder.glob("tokenizer*"):
+            (path / file.name).write_bytes(file.read_bytes())
+    return paths

@@ -128,6 +128,12 @@ class WorkerDrafter(AnyDrafter):
         return True
 
     @classmethod
+    def own_names(cls, name: str, target: ModelSpec) -> tuple[str, ...]:
+        """Return the names here of a tensor of the checkpoint, none if it is not needed: a
+        quantization method learns by them how each layer is stored."""
+        return (name,)
+
+    @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
         """Return how many layers of the draft's checkpoint cache keys and values."""
         return model.num_layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -93,7 +94,8 @@ def load_drafter(
     spec: WorkerDraftSpec, run: RunSpec, target: DraftTarget, device: torch.device
 ) -> WorkerDrafter:
     """Return the drafter with its weights. `run` is its own. Raises: ConfigError"""
-    quant = method_of(run)
+    names = partial(registry.admin.load_selection(spec.drafter).own_names, target=target.spec)
+    quant = method_of(run, names)
     with building(run, spec.drafter, device):
         plugin = registry.admin.require_selection(spec.drafter)
         context = DraftContext(
