@@ -65,6 +65,8 @@ def test_every_key_has_its_place() -> None:
     [
         ({"num_speculative_tokens": 3}, "method", "no method"),
         ({"method": "ngrams"}, "method", "ngram"),
+        ({"method": "dflash"}, "method", "in one pass"),
+        ({"method": "custom_class"}, "method", "module:Class"),
         ({"method": 3}, "method", "not a name"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens", "out of"),
         ({"method": "ngram", "num_speculative_tokens": 24}, "num_speculative_tokens", "most 23"),
@@ -212,3 +214,5 @@ def test_a_model_alone_chooses_the_method(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, "dovetail.config"), suppress(ConfigError):
         resolved({"model": str(tmp_path)})
     assert f"method auto: draft_model, by the config of {tmp_path}." in caplog.text
+    same = resolved({"method": "ngram_gpu"})
+    assert same is not None and same.drafter.name == "ngram"

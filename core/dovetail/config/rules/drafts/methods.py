@@ -13,6 +13,15 @@ LOOKUP_WORDS = ("[ngram]", "ngram")
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
 ASSISTANT = "assistant"
 """Drafts with a checkpoint of its own that others call "mtp", too."""
+SAME_METHODS = {"ngram_gpu": LOOKUP}
+"""Names that others give a method -> the one here."""
+_AT_ONCE = "it fills all places of a draft in one pass, and a drafter goes from token to token"
+REFUSED_METHODS = {
+    **dict.fromkeys(("dflash", "dspark"), _AT_ONCE),
+    "extract_hidden_states": "it drafts nothing",
+    "custom_class": 'a class of your own is the method itself, as "module:Class"',
+}
+"""Methods that others have -> why they are refused."""
 _BY_MODEL_TYPE = {
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",

@@ -24,6 +24,8 @@ from dovetail.config.rules.drafts.methods import (
     HEADS_OF_TARGET,
     LOOKUP,
     LOOKUP_WORDS,
+    REFUSED_METHODS,
+    SAME_METHODS,
     method_for,
 )
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
@@ -179,10 +181,16 @@ def _method(model_config: ModelConfig, load: LoadConfig, keys: DraftKeys) -> str
     """Return the drafter's name: the given one, or the one for the draft model's checkpoint.
     Raises: ConfigError"""
     model = keys.checkpoint.model
+    if keys.method in REFUSED_METHODS and keys.method not in registry.names("drafter"):
+        raise ConfigError(
+            f'the method "{keys.method}" is not supported: {REFUSED_METHODS[keys.method]}.',
+            where=f"{FLAG}.method",
+            fix=f"use one of {', '.join(registry.names('drafter'))}.",
+        )
     if keys.method is not None:
         is_mtp = keys.method.endswith("_mtp") and keys.method not in registry.names("drafter")
         if not (is_mtp or keys.method == HEADS_OF_TARGET):
-            return keys.method
+            return SAME_METHODS.get(keys.method, keys.method)
         return HEADS_OF_TARGET if model in (None, model_config.model) else ASSISTANT
     if model is None:
         raise ConfigError(
