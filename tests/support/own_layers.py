@@ -282,21 +282,24 @@ def assistant(folder: Path, *, ordered: bool = False) -> tuple[Path, Head]:
     return model, Head(method="assistant:Assistant", folder=folder / "assistant", guess=guess)
 
 
+IN_FLOAT8 = tuple(f"{name}.weight" for name in ("_proj", "in_proj_qkv", "in_proj_z"))
+
+
 def in_float8(folder: Path, head: Head) -> tuple[Path, Path]:
     """Return two copies of a model, of the same numbers: with the layers' matrices in float8, but
-    for the router and the projection that joins, as they are published, and in full precision."""
+    for small ones and the projection that joins, as they are published, and in full precision."""
     config = json.loads((head.folder / "config.json").read_text())
     stored: Weights = {}
     plain: Weights = {}
     for name, tensor in load_file(head.folder / "model.safetensors").items():
         stored[name] = plain[name] = tensor
-        if not name.endswith("_proj.weight") or "eh_proj" in name or "mtp.fc" in name:
+        if not name.endswith(IN_FLOAT8) or "eh_proj" in name:
             continue
         scale = tensor.abs().max() / 448
         stored[name] = (tensor / scale).to(torch.float8_e4m3fn)
         stored[f"{name}_scale"] = scale
         plain[name] = stored[name].float() * scale
-    quantized = {"quant_method": "fp8", "modules_to_not_convert": ["linear_attn", "embed_tokens"]}
+    quantized = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     paths = (
         write(folder / "float8", config | {"quantization_config": quantized}, stored),
         write(folder / "plain", config, plain),
