@@ -62,7 +62,7 @@ def test_heads_of_another_sort_are_refused(
     ("config", "why"),
     [
         ({"model_type": "kimi_k2", "num_nextn_predict_layers": 0}, "has no layers"),
-        ({"model_type": "gemma4"}, "name it as model"),
+        ({"model_type": "gemma4"}, "name that as model"),
         ({"model_type": "step3p7"}, "runs over transformers"),
         ({"model_type": "llama"}, "are not supported"),
     ],

@@ -209,10 +209,10 @@ LAYOUTS = {
 
 
 _OVER_TRANSFORMERS = (
-    "the model runs over transformers, and the layer is built of a family's own layers"
+    "the model runs over transformers, and only layers of our own families can draft"
 )
 REFUSED = {
-    **dict.fromkeys(("gemma4", "gemma4_text"), "it is a checkpoint of its own: name it as model"),
+    **dict.fromkeys(("gemma4", "gemma4_text"), "it has its own checkpoint: name that as model"),
     "deepseek_v4": "it reads several streams of states, and a model gives one",
     "mimo_v2_flash": f"{_OVER_TRANSFORMERS}; its window and sinks are other ones than the model's",
     **dict.fromkeys(

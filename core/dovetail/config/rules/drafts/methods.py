@@ -19,7 +19,7 @@ _AT_ONCE = "it fills all places of a draft in one pass, and a drafter goes from 
 REFUSED_METHODS = {
     **dict.fromkeys(("dflash", "dspark"), _AT_ONCE),
     "extract_hidden_states": "it drafts nothing",
-    "custom_class": 'a class of your own is the method itself, as "module:Class"',
+    "custom_class": 'your own class is the method itself, as "module:Class"',
 }
 """Methods that others have -> why they are refused."""
 _BY_MODEL_TYPE = {
