@@ -177,6 +177,13 @@ def test_names_of_layers_of_the_models_own_mean_mtp(
     assert asked is not None and asked.drafter.name == drafter
 
 
+def test_the_models_own_name_is_no_other_checkpoint() -> None:
+    speculative = {"method": "mtp", "model": "org/model"}
+    config = Config.from_fields({"model": "org/model", "speculative_config": speculative})
+    asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
+    assert asked is not None and asked.drafter.name == "mtp" and not asked.settings
+
+
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
 
 

@@ -146,6 +146,8 @@ def asked_drafter(
     of_checkpoint: dict[str, Any] = {}
     if runs_on_worker(plugin):
         of_checkpoint = keys.checkpoint.given()
+        if method == HEADS_OF_TARGET and of_checkpoint.get("model") == model_config.model:
+            of_checkpoint.pop("model", None)
         if keys.max_model_len is not None:
             of_checkpoint["max_model_len"] = keys.max_model_len
     options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
