@@ -144,13 +144,14 @@ def asked_drafter(
     method = _method(model_config, load, keys)
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
     of_checkpoint: dict[str, Any] = {}
-    if runs_on_worker(plugin):
+    beside = runs_on_worker(plugin)
+    if beside:
         of_checkpoint = keys.checkpoint.given()
         if method == HEADS_OF_TARGET and of_checkpoint.get("model") == model_config.model:
             of_checkpoint.pop("model", None)
         if keys.max_model_len is not None:
             of_checkpoint["max_model_len"] = keys.max_model_len
-    options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
+    options = {} if beside else _of_checkpoint(plugin, method, keys.checkpoint)
     return Asked(
         drafter=_drafter(plugins, method, {**options, **keys.options}),
         max_tokens=keys.num_speculative_tokens or _usual_tokens(model_config, keys, method),
