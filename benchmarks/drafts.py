@@ -33,7 +33,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "demo_model"
 NONE = "none"
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "mlp_speculator")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "mlp_speculator", "mtp")
 TEXTS = ("questions", "random")
 PROMPT_TOKENS = 32
 GREEDY = {"temperature": 0.0, "max_tokens": 128}

@@ -456,6 +456,7 @@ def pages() -> dict[str, str]:
     from flag_pages import flags_page, variables_page
     from gguf_page import gguf_page
     from migration_pages import vllm_page
+    from mtp_page import mtp_page
     from ollama_page import ollama_page
     from quantization_page import quantization_page
     from request_fields_page import request_fields_page
@@ -468,6 +469,7 @@ def pages() -> dict[str, str]:
         "plugins.md": plugins_page(),
         "architectures.md": architectures_page(NOTE),
         "gguf.md": gguf_page(NOTE),
+        "mtp.md": mtp_page(NOTE),
         "quantization.md": quantization_page(NOTE),
         "structured_output.md": structured_output_page(),
         "conformance.md": conformance_page(NOTE),

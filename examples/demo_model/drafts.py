@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     rotate_half,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 NUM_PLACES = 4
 NUM_PASSES = 4  # of EAGLE, one for each token of a draft; further tokens come as well
@@ -137,10 +138,12 @@ def write(folder: Path, config: Mapping[str, object], tensors: Mapping[str, torc
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, "torch_dtype": "bfloat16"}, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    kept = {
-        name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()
-    }
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    save_file(rounded(tensors), folder / "model.safetensors", {"format": "pt"})
+
+
+def rounded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors in bf16, as files hold them."""
+    return {name: one.detach().to(torch.bfloat16).contiguous() for name, one in tensors.items()}
 
 
 class Drafter(nn.Module):
@@ -276,22 +279,29 @@ class Eagle(Drafter):
         size = of.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=False)
         self.fc.weight.data[:, size:] = torch.eye(size)
-        self.layer = LlamaDecoderLayer(self.config, 0)
-        self.layer.input_layernorm = nn.Identity()
         self.rotary = LlamaRotaryEmbedding(self.config)
-        self.head = nn.Linear(size, of.vocab_size, bias=False)
+        self.build(target)
+
+    def build(self, target: Qwen3ForCausalLM) -> None:
+        """Make the layer, the norm behind it and the head."""
+        self.layer: nn.Module = LlamaDecoderLayer(self.config, 0)
+        self.layer.input_layernorm = nn.Identity()
+        self.layer.self_attn.q_norm = self.layer.self_attn.k_norm = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        self.head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
         self.head.weight.data.copy_(self.table)
 
     def joined(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return what the layer reads. Shapes: tokens [...], states [..., E] -> [..., E]"""
         return self.fc(torch.cat([functional.embedding(tokens, self.table), states], dim=-1))
 
-    def rotated(self, proj: nn.Linear, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return queries or keys. Shapes: x [..., E], places [...] -> [..., H, D]"""
+    def rotated(self, name: str, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return queries ("q") or keys ("k"). Shapes: x [..., E], places [...] -> [..., H, D]"""
         cos, sin = (
             one[0].view(*places.shape, 1, -1) for one in self.rotary(x, places.reshape(1, -1))
         )
-        found = self.heads(proj, x)
+        attn = self.layer.self_attn
+        found = getattr(attn, f"{name}_norm")(self.heads(getattr(attn, f"{name}_proj"), x))
         return found * cos + rotate_half(found) * sin
 
     def heads(self, proj: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -303,20 +313,23 @@ class Eagle(Drafter):
         """Give the states of one pass after the other, NUM_PASSES of them. Shapes: [N, E]"""
         attn, tokens = self.layer.self_attn, after(texts.tokens)
         x = self.joined(tokens, texts.states)
+        normed = self.layer.input_layernorm(x)
         every = torch.arange(tokens.shape[1]).expand_as(tokens)
-        known = self.rotated(attn.k_proj, x, every), self.heads(attn.v_proj, x)
+        known = self.rotated("k", normed, every), self.heads(attn.v_proj, normed)
         known = known[0].transpose(1, 2), known[1].transpose(1, 2)
-        tokens, x = tokens[texts.answers], x[texts.answers]
+        tokens, x, normed = (one[texts.answers] for one in (tokens, x, normed))
         kept: list[Pair] = []
         states = x
         for depth in range(NUM_PASSES):
             if depth:
                 x = self.joined(tokens, states.roll(1, 0))
-                keys = self.rotated(attn.k_proj, x, window.places)
-                kept.append((keys, self.heads(attn.v_proj, x)))
-            queries = self.rotated(attn.q_proj, x, window.places)
+                normed = self.layer.input_layernorm(x)
+                keys = self.rotated("k", normed, window.places)
+                kept.append((keys, self.heads(attn.v_proj, normed)))
+            queries = self.rotated("q", normed, window.places)
             states = x + attn.o_proj(attended(queries, known, kept, window).flatten(1))
             states = states + self.layer.mlp(self.layer.post_attention_layernorm(states))
+            states = self.norm(states)
             yield states
 
     def loss(self, texts: Texts) -> torch.Tensor:
@@ -332,6 +345,42 @@ class Eagle(Drafter):
         tensors |= {"fc.weight": self.fc.weight, "lm_head.weight": self.head.weight}
         config = {**self.config.to_diff_dict(), "bias": False, "has_own_head": True}
         write(folder, config, tensors)
+
+
+class Mtp(Eagle):
+    """A layer of the model's own sort, which becomes a part of the model's checkpoint: it reads a
+    token's vector and the state before it, each normed, and its normed states go to the model's own
+    head. It begins as the model's last layer."""
+
+    def build(self, target: Qwen3ForCausalLM) -> None:
+        """Make the layer and the norms; embedding and head are the model's."""
+        size = self.config.hidden_size
+        self.layer = Qwen3DecoderLayer(target.config, 0)
+        self.layer.load_state_dict(target.model.layers[-1].state_dict())
+        self.norm = nn.RMSNorm(size, eps=self.config.rms_norm_eps)
+        self.norm.weight.data.copy_(target.model.norm.weight)
+        self.token_norm = nn.RMSNorm(size, eps=self.config.rms_norm_eps)
+        self.state_norm = nn.RMSNorm(size, eps=self.config.rms_norm_eps)
+        self.head = nn.Linear(size, self.config.vocab_size, bias=False).requires_grad_(False)
+        self.head.weight.data.copy_(self.table)
+
+    def joined(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return what the layer reads. Shapes: tokens [...], states [..., E] -> [..., E]"""
+        vectors = self.token_norm(functional.embedding(tokens, self.table))
+        return self.fc(torch.cat([vectors, self.state_norm(states)], dim=-1))
+
+    def save(self, folder: Path) -> None:
+        """Write the layer in Qwen3.5's layout into the model's folder, and the number of such
+        layers into its config.json."""
+        tensors = {f"mtp.layers.0.{name}": one for name, one in self.layer.named_parameters()}
+        tensors["mtp.fc.weight"] = self.fc.weight
+        tensors["mtp.norm.weight"] = self.norm.weight
+        tensors["mtp.pre_fc_norm_embedding.weight"] = self.token_norm.weight
+        tensors["mtp.pre_fc_norm_hidden.weight"] = self.state_norm.weight
+        save_file(rounded(tensors), folder / "model-mtp.safetensors", {"format": "pt"})
+        path = folder / "config.json"
+        config = {**json.loads(path.read_text(encoding="utf-8")), "mtp_num_hidden_layers": 1}
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class DraftModel(Drafter):
@@ -362,4 +411,5 @@ DRAFTERS: dict[str, type[Drafter]] = {
     "eagle": Eagle,
     "medusa": Medusa,
     "mlp_speculator": MlpSpeculator,
+    "mtp": Mtp,
 }

@@ -1,6 +1,6 @@
 """Train drafters for the demo model: what it would say, learned from its own hidden states.
 
-`nice python train_drafts.py` trains those that ship with dovetail, in about 40 minutes on one
+`nice python train_drafts.py` trains those that ship with dovetail, in about an hour on one
 CPU core. The texts are those that the demo model learned from; what is to be guessed is what the
 model itself makes of them. This module does not know how a drafter looks; `drafts.py` does.
 """
@@ -16,7 +16,7 @@ from train import MATRIX_RATE, PEAK_RATE, Batch, batches, rate_share
 from transformers import Qwen3ForCausalLM
 
 TARGET = Path(__file__).parents[2] / "core" / "dovetail" / "demo_model"
-SHIPPED = ("draft_model", "eagle")
+SHIPPED = ("draft_model", "eagle", "mtp")
 SEED = 21
 
 
@@ -89,8 +89,9 @@ def main() -> None:
         drafters[name] = DRAFTERS[name](target)
     train(drafters, target, tokenizer, options.steps)
     for name, drafter in drafters.items():
-        drafter.save(options.out / name)
-        for file in (options.out / name).iterdir():
+        folder = options.out.parent if name == "mtp" else options.out / name
+        drafter.save(folder)
+        for file in folder.glob("*.*"):
             file.chmod(0o644)
 
 

@@ -20,9 +20,12 @@ class PromptTokensDetails(Reply):
 
 
 class CompletionTokensDetails(Reply):
-    """The kinds of generated tokens."""
+    """The kinds of generated tokens. With a prediction: how many drafted tokens of it became a part
+    of the answer, and how many did not."""
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(Reply):
@@ -56,6 +59,7 @@ class UsageCounter:
 
     shows_cached: bool = False
     shows_reasoning: bool = False
+    shows_predicted: bool = False
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     generated_tokens: dict[int, int] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
@@ -91,15 +95,25 @@ class UsageCounter:
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
             fields["prompt_cache_hit_tokens"] = cached
             fields["prompt_cache_miss_tokens"] = prompt - cached
-        if self.shows_reasoning:
-            fields["completion_tokens_details"] = CompletionTokensDetails(
-                reasoning_tokens=sum(self.reasoning_tokens.values())
-            )
+        if self.shows_reasoning or self.shows_predicted:
+            fields["completion_tokens_details"] = self._details()
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=generated,
             total_tokens=prompt + generated,
             **fields,
+        )
+
+    def _details(self) -> CompletionTokensDetails:
+        reasoning = sum(self.reasoning_tokens.values()) if self.shows_reasoning else 0
+        if not self.shows_predicted:
+            return CompletionTokensDetails(reasoning_tokens=reasoning)
+        drafted = 0 if self.metrics is None else self.metrics.num_draft_tokens
+        accepted = 0 if self.metrics is None else self.metrics.num_accepted_tokens
+        return CompletionTokensDetails(
+            reasoning_tokens=reasoning,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=drafted - accepted,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from support.inside import core_of, drafting_of
 pytest.importorskip("dovetail_plugins")
 
 from dovetail_plugins.models import mimo
-from support import draft_heads
+from support import draft_heads, own_layers
 from support.draft_heads import Head, Target
+from support.tiny_media import QWEN_ROPE
 
 PROMPTS = ["one two three one two", "abc", "the dog and the dog and the dog and so on " * 2]
 LENGTH = 4
@@ -35,6 +37,8 @@ MADE: dict[str, Callable[[Path], Head]] = {
     "eagle-own-head": partial(draft_heads.eagle, has_own_head=True),
     "eagle3": draft_heads.eagle3,
     "eagle3-whole": partial(draft_heads.eagle3, whole=True),
+    "eagle3-speculator": draft_heads.speculator,
+    "eagle3-latents": partial(draft_heads.speculator, latent=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
     "mlp": draft_heads.mlp_speculator,
@@ -196,23 +200,67 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(
-    "family",
-    [
-        "Glm4MoeForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-    ],
-)
+@pytest.mark.parametrize("family", [*own_layers.OWN_LAYERS, "GlmMoeDsaForCausalLM, picking"])
 def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
-    """Experts in it, DeepSeek's latents, and beside Qwen3-Next's states."""
-    head = draft_heads.own_layer(tmp_path, family)
+    """Experts in it, DeepSeek's latents, an indexer, blocks of one part, and beside states."""
+    family, _, picks = family.partition(", ")
+    sizes = {"index_topk": 8, "index_n_heads": 8} if picks else {}
+    head = own_layers.own_layer(tmp_path, family, **sizes)
     with made(head.folder) as llm:
         wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     target = Target(head.folder)
     with made(head.folder, head) as llm:
+        drafts = drafts_of(llm)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+@pytest.mark.usefixtures("never_pauses")
+def test_a_layer_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
+    head = own_layers.own_layer(
+        tmp_path,
+        "Qwen3_5ForCausalLM",
+        rope_parameters={**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    )
+    target, published = Target(head.folder), own_layers.with_pictures(tmp_path, head)
+    with made(published.folder, published) as llm:
+        drafts = drafts_of(llm)
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert len(drafts) > 20
+    for token_ids, guessed in drafts:
+        assert guessed == head.guess(target, token_ids, len(guessed))
+
+
+@pytest.mark.usefixtures("never_pauses")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("family", ["Glm4MoeForCausalLM", "Qwen3_5ForCausalLM"])
+def test_a_layer_stored_in_float8(family: str, tmp_path: Path) -> None:
+    """What joins it to the model is stored in full precision, which no list says."""
+    head = own_layers.own_layer(tmp_path, family)
+    guessed = []
+    for folder in own_layers.in_float8(tmp_path, head):
+        with made(folder, replace(head, folder=folder)) as llm:
+            drafts = drafts_of(llm)
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        guessed.append({tuple(known): found for known, found in drafts})
+    stored, plain = guessed
+    shared = stored.keys() & plain.keys()
+    assert len(shared) > 20
+    assert sum(stored[key] == plain[key] for key in shared) > 0.9 * len(shared)
+
+
+@pytest.mark.usefixtures("never_pauses")
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_assistant_reads_what_the_model_cached(ordered: bool, tmp_path: Path) -> None:
+    """Of layers that see all and of layers with a window, some of which share their caches."""
+    folder, head = own_layers.assistant(tmp_path, ordered=ordered)
+    with made(folder) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    target = Target(folder)
+    with made(folder, head) as llm:
         drafts = drafts_of(llm)
         found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [r.outputs[0].token_ids for r in found] == [r.outputs[0].token_ids for r in wanted]

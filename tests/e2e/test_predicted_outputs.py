@@ -41,7 +41,7 @@ def counts(client: httpx.Client) -> tuple[int, int]:
     """Return (drafted, accepted) tokens so far."""
     text = client.get("/metrics").text
     drafted, accepted = (
-        re.findall(rf"spec_decode_num_{name}_tokens_total{{.*}} (\S+)", text)
+        re.findall(rf"vllm:spec_decode_num_{name}_tokens_total{{.*}} (\S+)", text)
         for name in ("draft", "accepted")
     )
     return int(sum(map(float, drafted))), int(sum(map(float, accepted)))
@@ -57,6 +57,9 @@ def test_a_right_prediction_is_verified(client: httpx.Client) -> None:
     assert text_of(found) == plain
     assert "x-dovetail-ignored-fields" not in found.headers
     drafted, accepted = counts(client)
+    details = found.json()["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == accepted
+    assert details["rejected_prediction_tokens"] == drafted - accepted
     assert accepted > 60
     assert accepted >= 0.9 * drafted
 

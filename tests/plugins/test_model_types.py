@@ -78,6 +78,8 @@ WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 WORKED_OUT = {
     "axk2": {"first_k_dense_replace"},
     "bailing_hybrid": {"n_routed_experts"},
+    "glm4_moe_lite": {"first_k_dense_replace"},
+    "hy_v3": {"norm_topk_prob"},
     "phi4_multimodal": {"eos_token_id"},
     "qwen2_vl_text": {"sliding_window", "tie_word_embeddings"},
     "qwen2_5_vl_text": {"sliding_window", "tie_word_embeddings"},

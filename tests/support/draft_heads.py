@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from dovetail_testing.tiny.models import write_tiny_checkpoint
-
 Weights = dict[str, torch.Tensor]
 Guess = Callable[["Target", list[int], int], list[int]]
 SIZE, INNER, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 32, 48, 4, 2, 8, 320
@@ -61,7 +59,7 @@ class Target:
 
     @torch.inference_mode()
     def embed(self, token_ids: list[int]) -> torch.Tensor:
-        vectors: torch.Tensor = self.model.model.embed_tokens(torch.tensor(token_ids))
+        vectors: torch.Tensor = self.model.get_input_embeddings()(torch.tensor(token_ids))
         return vectors
 
     @torch.inference_mode()
@@ -227,6 +225,95 @@ def eagle3(folder: Path, *, whole: bool = False) -> Head:
     return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
 
 
+LATENTS: dict[str, Any] = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+
+def latent_weights(g: torch.Generator, name: str) -> Weights:
+    """Return the weights of latent attention over a vector and a state."""
+    sizes = {
+        "q_a_proj": (24, 2 * SIZE),
+        "q_b_proj": (HEADS * 12, 24),
+        "kv_a_proj_with_mqa": (16 + 4, 2 * SIZE),
+        "kv_b_proj": (HEADS * 16, 16),
+        "o_proj": (SIZE, HEADS * 8),
+    }
+    w = {f"{name}.{leaf}.weight": drawn(g, *shape) for leaf, shape in sizes.items()}
+    norms = {"q_a_layernorm": 24, "kv_a_layernorm": 16}
+    return w | {f"{name}.{leaf}.weight": 1 + drawn(g, size) for leaf, size in norms.items()}
+
+
+def attend_latents(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Return causal attention as DeepSeek has it, with neighbours rotated. Shapes: [T, I] ->
+    [T, E]"""
+    prefix = f"{name}.self_attn."
+    own = {leaf.removeprefix(prefix): one for leaf, one in w.items() if prefix in leaf}
+    latent, turned = (x @ own["kv_a_proj_with_mqa.weight"].T).split((16, 4), -1)
+    keys = rms(latent, own["kv_a_layernorm.weight"]) @ own["kv_b_proj.weight"].T
+    plain, values = keys.unflatten(-1, (HEADS, 16)).split((8, 8), -1)
+    queries = rms(x @ own["q_a_proj.weight"].T, own["q_a_layernorm.weight"])
+    queries = (queries @ own["q_b_proj.weight"].T).unflatten(-1, (HEADS, 12))
+
+    def turn(one: torch.Tensor) -> torch.Tensor:
+        return rotated(one.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2))
+
+    q = torch.cat([queries[..., :8], turn(queries[..., 8:])], -1)
+    k = torch.cat([plain, turn(turned[:, None]).expand(-1, HEADS, -1)], -1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / 12**0.5
+    is_later = torch.ones(len(x), len(x)).triu(1).bool()
+    shares = scores.masked_fill(is_later, -torch.inf).softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", shares, values).flatten(-2)
+    return out @ own["o_proj.weight"].T
+
+
+def speculator(folder: Path, *, latent: bool = False) -> Head:
+    """Return a head of EAGLE 3 as vllm-project/speculators publishes it, with all of its norms;
+    `latent`: one whose layer attends to latents."""
+    g, name = torch.Generator().manual_seed(7), "layers.0"
+    w = {"fc.weight": drawn(g, SIZE, 3 * SIZE), **layer_weights(g, name, 2 * SIZE)}
+    w["input_norm.weight"] = 1 + drawn(g, 3 * SIZE)
+    w |= {f"fc_norm.{i}.weight": 1 + drawn(g, SIZE) for i in range(3)}
+    for norm in (f"{name}.input_layernorm", f"{name}.hidden_norm", "norm"):
+        w[f"{norm}.weight"] = 1 + drawn(g, SIZE)
+    w["lm_head.weight"] = drawn(g, VOCAB, SIZE)
+    norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": {**LLAMA, **(LATENTS if latent else {})},
+        "draft_vocab_size": VOCAB,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        **dict.fromkeys(norms, True),
+    }
+    attended = attend
+    if latent:
+        config["architectures"] = ["Eagle3DeepseekV2ForCausalLM"]
+        w = {key: one for key, one in w.items() if ".self_attn." not in key}
+        w |= latent_weights(g, f"{name}.self_attn")
+        attended = attend_latents
+
+    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        h = rms(states, w[f"{name}.hidden_norm.weight"])
+        x = torch.cat([rms(vectors, w[f"{name}.input_layernorm.weight"]), h], -1)
+        return rms(feed(w, name, h + attended(w, name, x)), w["norm.weight"])
+
+    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
+        inner = target.states(token_ids)
+        whole = rms(torch.cat([inner[i] for i in (1, 3, 4)], -1), w["input_norm.weight"])
+        each = zip(whole.split(SIZE, -1), range(3), strict=True)
+        normed = [rms(one, w[f"fc_norm.{i}.weight"]) for one, i in each]
+        states = torch.cat(normed, -1)[:-1] @ w["fc.weight"].T
+        logits = lambda x: x @ w["lm_head.weight"].T  # noqa: E731
+        return continued(target, token_ids, wanted, states, run, logits)
+
+    return Head(method="eagle3:Eagle3", folder=write(folder, config, w), guess=guess)
+
+
 def medusa(folder: Path, *, renamed: bool = False) -> Head:
     """Return heads of Medusa; `renamed`: with the names that converters write."""
     g = torch.Generator().manual_seed(2)
@@ -334,64 +421,3 @@ def mtp(folder: Path, source: Path) -> Head:
         return continued(target, token_ids, wanted, states, run, target.logits)
 
     return Head(method="mtp:Mtp", folder=folder, guess=guess)
-
-
-def own_layer(folder: Path, family: str) -> Head:
-    """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens,
-    DeepSeek-V3's by the same names, or Qwen3-Next's and Qwen3.5's: the third layer of a model of
-    three, and what joins it."""
-    import transformers
-
-    is_glm = not family.startswith("Qwen3")
-    kinds = ["full_attention" if is_glm else "linear_attention", *["full_attention"] * 2]
-    fields: dict[str, Any] = {} if is_glm else {"layer_types": kinds}
-    whole = write_tiny_checkpoint(folder / "whole", family, num_hidden_layers=3, **fields)
-    g, ours = torch.Generator().manual_seed(6), "model.layers.2." if is_glm else "mtp."
-    block = ours if is_glm else f"{ours}layers.0."
-    w = {
-        name.replace("model.layers.2.", block): tensor
-        for name, tensor in load_file(whole / "model.safetensors").items()
-    }
-    names = ("enorm", "hnorm", "shared_head.norm") if is_glm else NORMS_OF_QWEN
-    centre = 1 if is_glm else 0
-    norms = [f"{ours}{name}.weight" for name in names]
-    w |= {name: centre + drawn(g, SIZE) for name in norms}
-    joined = f"{ours}eh_proj.weight" if is_glm else f"{ours}fc.weight"
-    w[joined] = drawn(g, SIZE, 2 * SIZE)
-    config = json.loads((whole / "config.json").read_text()) | {"num_hidden_layers": 2}
-    count = "mtp_num_hidden_layers" if "Qwen3_5" in family else "num_nextn_predict_layers"
-    config |= {count: 1} | ({} if is_glm else {"layer_types": kinds[:2]})
-    path = write(folder / "model", config, w)
-    for file in whole.glob("tokenizer*"):
-        (path / file.name).write_bytes(file.read_bytes())
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        whole, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
-        eps = float(config.get("rms_norm_eps", 1e-6))
-        return F.rms_norm(x, (SIZE,), w[name] + 1 - centre, eps)
-
-    @torch.inference_mode()
-    def run(vectors: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        x = torch.cat([normed(vectors, norms[0]), normed(states, norms[1])], -1) @ w[joined].T
-        places = torch.arange(len(x))[None]
-        mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
-        rotation = model.model.rotary_emb(x[None], places)
-        out = model.model.layers[2](
-            x[None], position_embeddings=rotation, attention_mask=mask, position_ids=places
-        )
-        made: torch.Tensor = (out[0] if isinstance(out, tuple) else out)[0]
-        return made if is_glm else normed(made, norms[2])
-
-    def guess(target: Target, token_ids: list[int], wanted: int) -> list[int]:
-        def logits(states: torch.Tensor) -> torch.Tensor:
-            return target.logits(normed(states, norms[2]) if is_glm else states)
-
-        states = target.states(token_ids)[-1][:-1]
-        return continued(target, token_ids, wanted, states, run, logits)
-
-    return Head(method="mtp:Mtp", folder=path, guess=guess)
-
-
-NORMS_OF_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")

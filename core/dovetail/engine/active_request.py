@@ -94,6 +94,8 @@ class ActiveRequest:
             error=request.error if request.finish_reason == "error" else None,
             error_status=request.error_status,
             num_cached_tokens=max(0, request.num_cached_tokens - request.num_virtual_tokens),
+            num_draft_tokens=request.num_draft_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
             timings=Timings(self.scheduled_s, now_s, self.forward_s, self.execute_s),
             pooled=progress.pooled,
         )

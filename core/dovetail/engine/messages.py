@@ -83,6 +83,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error_code: str | None = None
     error_status: int = 500
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     timings: Timings = Timings()
     pooled: Pooled | None = None
     transfer: dict[str, Any] | None = None

@@ -35,6 +35,8 @@ class AnyDrafter(Plugin):
         "whole_model": "runs a model plugin, of a checkpoint of its own (worker drafters)",
         "remembers": "learns from requests that ended, so that later ones may be drafted otherwise",
         "predictions": "drafts the answer that a client predicts (not on the worker)",
+        "model_cache": "caches nothing, but attends to the model's keys and values, all drafts of "
+        "a row from the position of the first (worker drafters)",
         "own_weights": "its weights are part of the model's own checkpoint (worker drafters)",
     }
 
@@ -85,6 +87,9 @@ class TargetModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of final hidden states. Shapes: [S, E] -> [S, V]"""
 
+    def attention(self, name: str) -> nn.Module:
+        """Return the model's attention layer of this name (layers.attention.Attention)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
@@ -121,6 +126,12 @@ class WorkerDrafter(AnyDrafter):
     def reads(self, name: str) -> bool:
         """Return whether a checkpoint tensor of this name is needed; others are not read."""
         return True
+
+    @classmethod
+    def own_names(cls, name: str, target: ModelSpec) -> tuple[str, ...]:
+        """Return the names here of a tensor of the checkpoint, none if it is not needed: a
+        quantization method learns by them how each layer is stored."""
+        return (name,)
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:

@@ -404,6 +404,8 @@ class DecoderForCausalLM(HeadedDecoder):
     )
     model_class: ClassVar[type[DecoderModel]] = DecoderModel
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    draft_layer_class: ClassVar[type[DecoderLayer] | None] = None
+    """The class of the layers that draft further tokens, if it is another one."""
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()

@@ -8,24 +8,45 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 
-_PUBLISHED = {"EAGLEModel": "LlamaForCausalLM", "Eagle3DraftModel": "LlamaForCausalLM"}
-"""Classes of draft heads whose names do not say which family their layers are from."""
+LLAMA, LATENT = "LlamaForCausalLM", "DeepseekV3ForCausalLM"
+_PUBLISHED = {
+    **dict.fromkeys(("EAGLEModel", "Eagle3DraftModel", "Eagle3Speculator"), LLAMA),
+    **dict.fromkeys(
+        (f"Eagle3{name}ForCausalLM" for name in ("MiniMaxM2", "Qwen2_5vl", "Qwen3vl")), LLAMA
+    ),
+    **dict.fromkeys((f"Eagle3DeepseekV{n}ForCausalLM" for n in (2, 3)), LATENT),
+}
+"""Classes of draft heads whose names do not say which family their layers are from: those of EAGLE
+3 are named after the model that they draft for, and have Llama's layers, or latents."""
+_AT_ONCE = ("PEagle", "Peagle")
+_NESTED = ("model", "transformer_layer_config")
+"""Keys of config.json with the settings of the layer."""
 _WORDS = ("Eagle3", "Eagle")
 
 
 def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
     """Return the settings of a head with a family's own layers: the class is the family's.
 
-    Outer settings override nested ones ("model").
+    Outer settings override nested ones. Raises: ConfigError for a head that guesses all places at
+    once.
     """
-    nested = raw.get("model")
-    found = {**(nested if isinstance(nested, Mapping) else {}), **raw}
-    found.pop("model", None)
+    nested = (raw.get(key) for key in _NESTED)
+    found: dict[str, Any] = {}
+    for part in (*(one for one in nested if isinstance(one, Mapping)), raw):
+        found |= {key: value for key, value in part.items() if key not in _NESTED}
     names = found.get("architectures")
-    name = names[0] if isinstance(names, list) and names else target.architecture
+    name = str(names[0] if isinstance(names, list) and names else target.architecture)
+    if name.startswith(_AT_ONCE):
+        raise ConfigError(
+            f"a head of the class {name} guesses all places of a draft in one pass, from a token "
+            "that masks them.",
+            where="--speculative-config.model: the architectures of its config.json",
+            fix="use a head of EAGLE 3, which guesses one after the other.",
+        )
+    plain = name
     for word in _WORDS:
-        name = str(name).replace(word, "")
-    found["architectures"] = [_PUBLISHED.get(name, name)]
+        plain = plain.replace(word, "")
+    found["architectures"] = [_PUBLISHED.get(name, plain)]
     found.setdefault("vocab_size", target.vocab_size)
     return found
 

@@ -1,10 +1,12 @@
 """Eagle3: a layer over three of the model's inner states, with its own head.
 
 Besides a token's vector the layer reads fc's projection of the inputs of three model layers, and
-after the first guess its own last state. Its head may cover only a part of the vocabulary. Format:
-the checkpoints of SafeAILab/EAGLE, version 3 (fc, midlayer, norm, lm_head, d2t, t2d). Source: Li et
-al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
-2025.
+after the first guess its own last state. Its head may cover only a part of the vocabulary.
+Formats: the checkpoints of SafeAILab/EAGLE, version 3 (fc, midlayer, norm, lm_head, d2t, t2d), and
+those of vllm-project/speculators, whose config.json says which norms there are; layers are Llama's,
+or of latents as DeepSeek's.
+Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test", 2025.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
 class Eagle3(WorkerDrafter):
     """The embedding is always the model's own."""
 
@@ -33,15 +38,16 @@ class Eagle3(WorkerDrafter):
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
-        """Return the settings with the class of the family whose layer this is."""
+        """Return the settings with the class of the family whose layer this is. Raises:
+        ConfigError"""
         return _settings.of_family(raw, target)
 
     def __init__(self, options: Any, context: DraftContext) -> None:
-        from dovetail_plugins.drafters._eagle_module import Eagle3Module
+        from dovetail_plugins.drafters._eagle3_module import Eagle3Module
 
         self._target = context.target
         self._config = context.build.model.hf_config
-        self._module = Eagle3Module(context)
+        self._module = Eagle3Module(context, len(self.inner_layers()))
 
     def module(self) -> nn.Module:
         """Return fc, the layer and the head."""
@@ -49,7 +55,8 @@ class Eagle3(WorkerDrafter):
 
     def inner_layers(self) -> tuple[int, ...]:
         """Return the layers that the checkpoint names, or those that the published heads read."""
-        named = (self._config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        nested = self._config.get("eagle_config") or {}
+        named = nested.get(LAYERS) or self._config.get(LAYERS)
         if named:
             return tuple(int(number) for number in named)
         count = self._target.spec.num_layers

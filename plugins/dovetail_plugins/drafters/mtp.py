@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+HALVES = tuple(f"{OWN[-1]}.{half}" for half in ("first", "second"))
+
+
 class Mtp(WorkerDrafter):
     """Embedding and head are the model's own."""
 
@@ -37,7 +40,26 @@ class Mtp(WorkerDrafter):
         """Return the model's settings, with one layer. Raises: ConfigError if it has none"""
         layout = layout_of(raw)
         stored = _stored(raw.get("quantization_config"), layout, target.num_layers)
-        return {**raw, **layout.settings, **stored, "num_hidden_layers": 1}
+        # Without the parts of a model that takes media, which have the text model's fields again.
+        own = {k: v for k, v in raw.items() if k in target.hf_config or not isinstance(v, Mapping)}
+        return {**layout.settings_of(own), **stored}
+
+    @classmethod
+    def own_names(cls, name: str, target: ModelSpec) -> tuple[str, ...]:
+        """Return the names of a tensor of the layer, two of the projection that is cut."""
+        layout = layout_of(target.hf_config)
+        own = layout.local(name, target.num_layers)
+        if own is None:
+            return ()
+        for theirs, ours in layout.renames:
+            own = own.replace(theirs, ours)
+        leaf = own.removeprefix(OWN[-1])
+        return (own,) if leaf == own else tuple(f"{half}{leaf}" for half in HALVES)
+
+    @classmethod
+    def num_cached_layers(cls, model: ModelSpec) -> int:
+        """Return how many blocks of the layer attend."""
+        return model.num_layers if model.cache is None else model.cache.num_attention_layers
 
     def __init__(self, options: Any, context: DraftContext) -> None:
         from dovetail_plugins.drafters._mtp_module import MtpModule
@@ -82,6 +104,6 @@ def _stored(stored: Any, layout: MtpLayout, num_layers: int) -> dict[str, Any]:
     types: dict[str, str] = {}
     for name, kind in stored["types"].items():
         own = (layout.local(f"{name}.", num_layers) or "").removesuffix(".")
-        halves = (f"{own}.first", f"{own}.second") if own == OWN[-1] else ()
+        halves = HALVES if own == OWN[-1] else ()
         types |= dict.fromkeys((own, *halves) if own else (), kind)
     return {"quantization_config": {**stored, "types": types}}

@@ -114,6 +114,31 @@ GLM_MOE_DSA_FACTS = ModelFacts(
     },
 )
 
+GLM4_MOE_LITE_FACTS = ModelFacts(
+    cache=f"{__name__}:latents",
+    length_is_scaled=True,
+    defaults={
+        **V3_FACTS.defaults,
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-05,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+    },
+)
+
 
 def latents_twice(config: Mapping[str, Any]) -> CacheFacts:
     """Return what a row of LongCat Flash caches: two latents in every block."""
@@ -172,5 +197,6 @@ DEEPSEEK_V2 = Value(summary="DeepSeek V2", value=V2_FACTS)
 DEEPSEEK_V3 = Value(summary="DeepSeek V3", value=V3_FACTS)
 DEEPSEEK_V32 = Value(summary="DeepSeek V3.2", value=V32_FACTS)
 GLM_MOE_DSA = Value(summary="GLM-5", value=GLM_MOE_DSA_FACTS)
+GLM4_MOE_LITE = Value(summary="GLM-4.7-Flash", value=GLM4_MOE_LITE_FACTS)
 LONGCAT_FLASH = Value(summary="LongCat Flash", value=LONGCAT_FLASH_FACTS)
 KIMI_K2 = Value(summary="Kimi K2", value=V3_FACTS)

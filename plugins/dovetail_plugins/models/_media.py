@@ -56,7 +56,7 @@ class MediaModel(OneByOne, nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        plugin = self.text_plugin(context)
+        plugin = self.text_plugin(context.model)
         name = plugin.__name__
         model = msgspec.structs.replace(context.model, architecture=name, whole_config={})
         _check_stages(context, plugin)
@@ -70,9 +70,10 @@ class MediaModel(OneByOne, nn.Module, Model):
         rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
         self._is_spatial = next(rotaries, None) is not None
 
-    def text_plugin(self, context: BuildContext) -> type[Model]:
+    @classmethod
+    def text_plugin(cls, model: ModelSpec) -> type[Model]:
         """Return the class of the text model. Raises: ConfigError"""
-        name = self.text_class or _causal_class(context.model)
+        name = cls.text_class or _causal_class(model)
         return cast(type[Model], registry.load("model", name))
 
     def weight_map(self) -> WeightMap:

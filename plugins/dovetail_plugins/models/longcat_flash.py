@@ -148,6 +148,16 @@ class LongcatLayer(DecoderLayer):
         return picked + multiply_again(norm_end(x), x)
 
 
+class LongcatDraftLayer(DecoderLayer):
+    """The layer that drafts further tokens: one attention and one MLP."""
+
+    def build_attention(
+        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
+    ) -> nn.Module:
+        """Return the layer's attention."""
+        return LatentAttention(context, name, scaled_latents(context))
+
+
 def _num_zero(settings: Mapping[str, Any], path: str) -> int:
     """Return how many experts return their input. Raises: ConfigError for another sort"""
     count, sort = int(settings.get("zero_expert_num") or 0), settings.get("zero_expert_type")
@@ -174,6 +184,7 @@ class LongcatFlashForCausalLM(DeepseekV3ForCausalLM):
         source="https://arxiv.org/abs/2509.01322",
     )
     layer_class: ClassVar[type[DecoderLayer]] = LongcatLayer
+    draft_layer_class: ClassVar[type[DecoderLayer] | None] = LongcatDraftLayer
     unused = ("model.mtp.",)
 
     def weight_map(self) -> WeightMap:

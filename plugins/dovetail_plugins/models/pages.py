@@ -18,7 +18,7 @@ import torch
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.media import PartPlace
-from dovetail.interfaces.data.spec import NOTHING
+from dovetail.interfaces.data.spec import NOTHING, ModelSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.linear import ReplicatedLinear
@@ -50,16 +50,17 @@ class PageModel(MediaModel):
         size = int(model.hf_config["dim"])
         self.vectors = ReplicatedLinear(context, "vectors", model.hidden_size, size, bias=True)
 
-    def text_plugin(self, context: BuildContext) -> type[Model]:
+    @classmethod
+    def text_plugin(cls, model: ModelSpec) -> type[Model]:
         """Return the class of the text model. Raises: ConfigError for an unknown one"""
-        model_type = str(context.model.hf_config.get("model_type"))
-        if model_type not in self.text_classes:
+        model_type = str(model.hf_config.get("model_type"))
+        if model_type not in cls.text_classes:
             raise ConfigError(
                 f"its text model is of the type {model_type!r}.",
-                where=f"{context.model.path}: {BELOW}.text_config.model_type",
-                fix=f"supported are {', '.join(self.text_classes)}.",
+                where=f"{model.path}: {BELOW}.text_config.model_type",
+                fix=f"supported are {', '.join(cls.text_classes)}.",
             )
-        return cast(type[Model], registry.load("model", self.text_classes[model_type]))
+        return cast(type[Model], registry.load("model", cls.text_classes[model_type]))
 
     def weight_map(self) -> WeightMap:
         """Return the names of the model below, and of the matrix."""

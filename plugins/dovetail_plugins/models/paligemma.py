@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
@@ -50,13 +51,14 @@ class PaliGemmaForConditionalGeneration(MediaModel):
 
     info = Info(summary="PaliGemma with images", source="https://arxiv.org/abs/2407.07726")
 
-    def text_plugin(self, context: BuildContext) -> type[Model]:
+    @classmethod
+    def text_plugin(cls, model: ModelSpec) -> type[Model]:
         """Return the text model. Raises: ConfigError for one that no PaliGemma has"""
-        model_type = str(context.model.hf_config.get("model_type"))
+        model_type = str(model.hf_config.get("model_type"))
         if model_type not in TEXT_MODELS:
             raise ConfigError(
                 f"its text model is of the type {model_type!r}.",
-                where=f"{context.model.path}: text_config.model_type",
+                where=f"{model.path}: text_config.model_type",
                 fix=f"supported are {', '.join(TEXT_MODELS)}.",
             )
         return TEXT_MODELS[model_type]

@@ -20,7 +20,7 @@ from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.layers.weights import finish_weights
-from dovetail_testing.contract import default_options, model_spec, requires
+from dovetail_testing.contract import default_options, model_spec, requires, without
 from dovetail_testing.harness import PagedModel
 from dovetail_testing.tiny.transformer import PlainWeights
 
@@ -60,6 +60,10 @@ class FakeTarget:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits."""
         return hidden @ drawn(2, SIZE, VOCAB_SIZE)
+
+    def attention(self, name: str) -> nn.Module:
+        """It caches nothing. Raises: LookupError"""
+        raise LookupError(name)
 
 
 class Beside(nn.Module):
@@ -125,6 +129,7 @@ class TestWorkerDrafter:
         assert raw == before
 
     @requires("on_worker")
+    @without("model_cache")
     def test_batch_and_chunks(self, drafter: WorkerDrafter) -> None:
         """Rows in one batch, cut into chunks and single tokens, give the logits of single rows."""
         with torch.inference_mode():
@@ -140,6 +145,7 @@ class TestWorkerDrafter:
             torch.testing.assert_close(torch.cat(found), wanted, rtol=0, atol=1e-4)
 
     @requires("on_worker")
+    @without("model_cache")
     def test_logits_over_the_vocabulary(self, drafter: WorkerDrafter) -> None:
         """At every place of a draft there is a number for each of the model's tokens, some of them
         finite, and none is NaN."""
@@ -152,12 +158,14 @@ class TestWorkerDrafter:
             assert bool(torch.isfinite(logits).any()) and not bool(logits.isnan().any())
 
     @requires("on_worker")
+    @without("model_cache")
     def test_is_deterministic(self, drafter: WorkerDrafter) -> None:
         """Two runs give the same guesses."""
         for one, other in zip(guessed(drafter), guessed(drafter), strict=True):
             assert torch.equal(one, other)
 
     @requires("hidden_states")
+    @without("model_cache")
     def test_states_count(self, drafter: WorkerDrafter) -> None:
         """The same token after another state is followed by other logits."""
         beside = Beside(drafter)
@@ -170,6 +178,7 @@ class TestWorkerDrafter:
         assert not torch.equal(*found)
 
     @requires("on_worker")
+    @without("model_cache")
     def test_owns_nothing_of_the_model(self, drafter: WorkerDrafter) -> None:
         """Its module has names for a checkpoint's tensors, and counts only its own layers."""
         module: Any = drafter.module()

@@ -52,6 +52,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": ("qwen3_moe", {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
     "DeepseekV2ForCausalLM": ("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}),
     "DeepseekV3ForCausalLM": ("deepseek_v3", LATENT),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", LATENT),
+    "HYV3ForCausalLM": (
+        "hy_v3",
+        {
+            "head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
     "DeepseekV32ForCausalLM": (
         "deepseek_v32",
         {**LATENT, "index_topk": 128, "index_head_dim": 16, "index_n_heads": 2},

@@ -10,7 +10,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.parts.draft_price import DraftPrice
 from dovetail.engine.parts.drafting import _PricedDraftLength
-from support import draft_heads
+from support import own_layers
 from support.draft_heads import Target
 from support.gguf_files import write_gguf
 from support.inside import core_of, drafting_of
@@ -22,6 +22,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4moe",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "GlmMoeDsaForCausalLM": "glm-dsa",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
@@ -53,7 +54,7 @@ def served(file: Path, **flags: Any) -> LLM:
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_they_guess_what_the_layer_guesses(family: str, kind: str, tmp_path: Path) -> None:
-    head = draft_heads.own_layer(tmp_path, family)
+    head = own_layers.own_layer(tmp_path, family)
     file, name = tmp_path / "model.gguf", ARCHITECTURES[family]
     settings = {f"{name}.nextn_predict_layers": 1}
     write_gguf(head.folder, file, lambda tensor: kind, settings=settings, num_blocks=3)

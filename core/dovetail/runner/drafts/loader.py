@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -18,7 +19,7 @@ from dovetail.interfaces.data.step import CachedLayer
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.model import Model
-from dovetail.layers.attention import attention_layers
+from dovetail.layers.attention import Attention, attention_layers
 from dovetail.layers.attention.latent import LatentAttention
 from dovetail.layers.decoder import DecoderModel
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -52,6 +53,18 @@ class DraftTarget:
         """Return logits of final hidden states. Shapes: [S, E] -> [S, V]"""
         return self.model.logits(hidden)
 
+    def attention(self, name: str) -> Attention:
+        """Return the model's attention layer of this name. Raises: BrokenPlugin"""
+        layers = attention_layers(cast(nn.Module, self.model))
+        for layer in layers:
+            if layer.name == name:
+                return layer
+        raise BrokenPlugin(
+            f"{type(self.model).__name__} has no attention layer {name}.",
+            where="--speculative-config.method",
+            fix="use a drafter that reads no cache of the model.",
+        )
+
 
 def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
     """Return the target's run with the drafter's checkpoint as the model."""
@@ -81,7 +94,8 @@ def load_drafter(
     spec: WorkerDraftSpec, run: RunSpec, target: DraftTarget, device: torch.device
 ) -> WorkerDrafter:
     """Return the drafter with its weights. `run` is its own. Raises: ConfigError"""
-    quant = method_of(run)
+    names = partial(registry.admin.load_selection(spec.drafter).own_names, target=target.spec)
+    quant = method_of(run, names)
     with building(run, spec.drafter, device):
         plugin = registry.admin.require_selection(spec.drafter)
         context = DraftContext(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,8 +83,9 @@ def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
 
 
 class DraftPasses:
-    """Runs a drafter over tokens of rows. `layers` are its caching layers, with `caches`; with
-    `records` small passes are recorded and run as one call."""
+    """Runs a drafter over tokens of rows. `layers` are its caching layers. Its layers read `caches`
+    by what `prepare` makes of the layouts of all groups; with `records` small passes are recorded
+    and run as one call."""
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class DraftPasses:
         backend: AttentionBackend,
         layers: Sequence[CachedLayer],
         caches: dict[str, LayerCache],
+        prepare: Callable[[Sequence[BatchLayout]], Mapping[str, Any]],
         batch: Batch,
         tensors: HostTensors | DeviceTensors,
         *,
@@ -98,7 +101,7 @@ class DraftPasses:
     ) -> None:
         self._drafter = drafter
         self._backend = backend
-        self._layers = layers
+        self._prepare = prepare
         self._caches = caches
         self._batch = batch
         self._tensors = tensors
@@ -129,7 +132,7 @@ class DraftPasses:
             if found is not None:
                 return found
         placed = self._tensors.place(inputs, None)
-        return self.forward(placed.token_ids, placed.positions, placed.layouts[:1], given, depth)
+        return self.forward(placed.token_ids, placed.positions, placed.layouts, given, depth)
 
     def forward(
         self,
@@ -141,11 +144,8 @@ class DraftPasses:
     ) -> torch.Tensor:
         """Return the states after tokens with given layouts. Shapes: token_ids, positions [N],
         states [N, E] -> [N, E]. Mutates: the cache"""
-        prepared = self._backend.prepare(layouts[0]) if self._layers else None
         context = ForwardContext(
-            backend=self._backend,
-            prepared={layer.name: prepared for layer in self._layers},
-            caches=self._caches,
+            backend=self._backend, prepared=self._prepare(layouts), caches=self._caches
         )
         with use_context(context):
             return self._drafter.advance(token_ids, positions, states, depth)

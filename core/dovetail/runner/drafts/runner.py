@@ -8,12 +8,16 @@ it. Independent of requests: it only knows rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.data.spec import RunSpec, WorkerDraftSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, NewRow, RowResult, StepPlan
 from dovetail.layers.attention import attention_layers
@@ -84,6 +88,7 @@ class DraftRunner(RunnerPart):
         set_scales(self._attention, self._run.kv_dtype, ())
         self._layers = kept_layers(self._drafter.module(), self._run)
         self._continues = "hidden_states" in self._drafter.capabilities
+        self._reads_model = "model_cache" in self._drafter.capabilities
 
     def weights(self) -> list[torch.Tensor]:
         """Return all tensors of the drafter except its cache."""
@@ -129,12 +134,18 @@ class DraftRunner(RunnerPart):
         self._filled: DraftBlocks | None = None
         if draft is not None:
             self._filled = DraftBlocks(draft, batch.tables[0])
-        records = is_recorded(self._run, self._device.type)
+        records = is_recorded(self._run, self._device.type) and not self._reads_model
+        backend, caches, prepare = self._backend, self._caches, self._prepared
+        if self._reads_model:
+            run = self._target_run
+            backend = in_dtype(registry.make(run.attention), run.attention_dtype, run.model.dtype)
+            caches, prepare = storage.caches, partial(storage.groups.prepared, backend)
         self._passes = DraftPasses(
             self._drafter,
-            self._backend,
+            backend,
             self._layers,
-            self._caches,
+            caches,
+            prepare,
             batch,
             storage.step_tensors,
             records=records,
@@ -145,6 +156,11 @@ class DraftRunner(RunnerPart):
             self._chain = DraftChain(self._passes.forward, self._drafter, batch, max_drafts)
         if self._spec.is_sampled:
             self._sampled = self._drawing.draft_probabilities = SampledDrafts(self._drawing.sampler)
+
+    def _prepared(self, layouts: Sequence[BatchLayout]) -> Mapping[str, Any]:
+        """Return its layers' view of a pass: all use the block ids of the model's first group."""
+        prepared = self._backend.prepare(layouts[0]) if self._layers else None
+        return {layer.name: prepared for layer in self._layers}
 
     def release(self) -> list[torch.Tensor]:
         """Release cache and rows; return the KV tensors. Mutates: self"""
@@ -375,7 +391,7 @@ class DraftRunner(RunnerPart):
                 going = np.flatnonzero(wants[live] > depth)
                 states, live = lines_of(states, going), live[going]
                 tokens = drafts[live, depth - 1]
-                places = starts[live] + depth - 1
+                places = starts[live] - 1 + (0 if self._reads_model else depth)
                 states = self._passes.over(
                     rows[live], places, np.ones_like(places), tokens, states, depth
                 )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -117,17 +117,18 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     return model
 
 
-def method_of(run: RunSpec) -> QuantMethod:
-    """Return the quantization method, after it has read the checkpoint's headers.
-
-    Raises: ConfigError
-    """
+def method_of(
+    run: RunSpec, names: Callable[[str], Iterable[str]] = lambda name: (name,)
+) -> QuantMethod:
+    """Return the quantization method, after it has read the checkpoint's headers; `names` gives the
+    model's names of a tensor. Raises: ConfigError"""
     quant = build_method(run.quantization, run.model)
     load_format = cast(LoadFormat, registry.make(run.load_format))
     if "from_checkpoint" in quant.capabilities and "divided" not in load_format.capabilities:
         ignored = tuple(run.load_options.get("ignore_patterns", ()))
         checkpoint = Checkpoint(path=run.model.path, ignore_patterns=ignored)
-        quant.read_headers(load_format.headers(checkpoint) or ())
+        headers = load_format.headers(checkpoint) or ()
+        quant.read_headers(replace(one, name=own) for one in headers for own in names(one.name))
     return quant
 
 

@@ -105,8 +105,11 @@ class ChatResponseOptions:
 
     def counts(self, generation: Generation) -> UsageCounter:
         """Return an empty usage counter."""
-        counts_reasoning = generation.plan.can_reason
-        return UsageCounter(shows_cached=self.shows_cached, shows_reasoning=counts_reasoning)
+        return UsageCounter(
+            shows_cached=self.shows_cached,
+            shows_reasoning=generation.plan.can_reason,
+            shows_predicted=bool(generation.params.prediction),
+        )
 
     def reasoning_fields(self, text: str) -> dict[str, Any]:
         """Return reasoning under the field names of this server."""

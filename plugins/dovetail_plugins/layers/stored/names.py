@@ -19,7 +19,7 @@ PREFIXES = ("model.", "model.language_model.", "language_model.model.", "languag
 HEAD, TABLE = "lm_head", "embed_tokens"
 TEXT_PARTS = ("layers", HEAD)
 FLOATS = ("float16", "bfloat16", "float32", "float64", "F16", "BF16", "F32", "F64")
-PLAIN_LEAVES = {"weight", "bias"}
+PLAIN_LEAVES = {"weight", "bias", "e_score_correction_bias"}
 LOOKS_AROUND = "(?"
 
 

@@ -65,6 +65,8 @@ def test_every_key_has_its_place() -> None:
     [
         ({"num_speculative_tokens": 3}, "method", "no method"),
         ({"method": "ngrams"}, "method", "ngram"),
+        ({"method": "dflash"}, "method", "in one pass"),
+        ({"method": "custom_class"}, "method", "module:Class"),
         ({"method": 3}, "method", "not a name"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens", "out of"),
         ({"method": "ngram", "num_speculative_tokens": 24}, "num_speculative_tokens", "most 23"),
@@ -164,11 +166,22 @@ def test_what_has_no_effect_says_why(
     assert len(lines) == bool(told) and all(told in one for one in lines)
 
 
-@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "qwen3_next_mtp"])
-def test_names_of_layers_of_the_models_own_mean_mtp(name: str) -> None:
-    config = Config.from_fields({"speculative_config": {"method": name}})
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "step3p5_mtp", "gemma4_mtp"])
+@pytest.mark.parametrize(("model", "drafter"), [(None, "mtp"), ("org/a-assistant", "assistant")])
+def test_names_of_layers_of_the_models_own_mean_mtp(
+    name: str, model: str | None, drafter: str
+) -> None:
+    """With a checkpoint of its own, it is an assistant."""
+    config = Config.from_fields({"speculative_config": {"method": name, "model": model}})
     asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
-    assert asked is not None and asked.drafter.name == "mtp"
+    assert asked is not None and asked.drafter.name == drafter
+
+
+def test_the_models_own_name_is_no_other_checkpoint() -> None:
+    speculative = {"method": "mtp", "model": "org/model"}
+    config = Config.from_fields({"model": "org/model", "speculative_config": speculative})
+    asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
+    assert asked is not None and asked.drafter.name == "mtp" and not asked.settings
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
@@ -190,6 +203,8 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidd
         ({"architectures": ["MLPSpeculatorPreTrainedModel"]}, "", "mlp_speculator"),
         ({"model_type": "mlp_speculator"}, "", "mlp_speculator"),
         ({"model_type": "deepseek_mtp", "architectures": ["DeepSeekMTPModel"]}, "", "mtp"),
+        ({"model_type": "gemma4_assistant"}, "google/gemma-4-E2B-it-assistant", "assistant"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "", "eagle3"),
     ],
 )
 def test_a_checkpoint_says_what_it_drafts_with(
@@ -206,3 +221,5 @@ def test_a_model_alone_chooses_the_method(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, "dovetail.config"), suppress(ConfigError):
         resolved({"model": str(tmp_path)})
     assert f"method auto: draft_model, by the config of {tmp_path}." in caplog.text
+    same = resolved({"method": "ngram_gpu"})
+    assert same is not None and same.drafter.name == "ngram"

@@ -11,6 +11,17 @@ from typing import Any
 LOOKUP_WORDS = ("[ngram]", "ngram")
 """Given instead of a draft model: drafts come from the request's own tokens."""
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
+ASSISTANT = "assistant"
+"""Drafts with a checkpoint of its own that others call "mtp", too."""
+SAME_METHODS = {"ngram_gpu": LOOKUP}
+"""Names that others give a method -> the one here."""
+_AT_ONCE = "it fills all places of a draft in one pass, and a drafter goes from token to token"
+REFUSED_METHODS = {
+    **dict.fromkeys(("dflash", "dspark"), _AT_ONCE),
+    "extract_hidden_states": "it drafts nothing",
+    "custom_class": 'your own class is the method itself, as "module:Class"',
+}
+"""Methods that others have -> why they are refused."""
 _BY_MODEL_TYPE = {
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",
@@ -41,6 +52,8 @@ def method_for(config: Mapping[str, Any], name: str = "") -> str:
         return _BY_MODEL_TYPE[model_type]
     if model_type.endswith(("_mtp", "_nextn")):
         return HEADS_OF_TARGET
+    if model_type.endswith("_assistant"):
+        return ASSISTANT
     classes = " ".join(map(str, config.get("architectures") or ())).lower()
     for part, method in _BY_CLASS:
         if part.lower() in classes:

@@ -19,10 +19,18 @@ from dovetail.config.rules.drafts.keys import (
     draft_keys,
     tell_unused,
 )
-from dovetail.config.rules.drafts.methods import HEADS_OF_TARGET, LOOKUP, LOOKUP_WORDS, method_for
+from dovetail.config.rules.drafts.methods import (
+    ASSISTANT,
+    HEADS_OF_TARGET,
+    LOOKUP,
+    LOOKUP_WORDS,
+    REFUSED_METHODS,
+    SAME_METHODS,
+    method_for,
+)
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
 from dovetail.config.rules.model.checkpoint import hub_of
-from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE, bundled_drafts
+from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE
 from dovetail.config.rules.selections import select
 from dovetail.config.sections.load import LoadConfig
 from dovetail.config.sections.model import ModelConfig
@@ -112,13 +120,13 @@ def _pause_above(
 def _is_bundled(model_config: ModelConfig, keys: DraftKeys, method: str) -> bool:
     """Return whether the drafter is one that comes with the demo model."""
     is_demo = model_config.model in (None, str(DEMO_PATH))
-    return is_demo and keys.checkpoint.model is None and method in bundled_drafts()
+    return is_demo and keys.checkpoint.model is None and method in DRAFT_TOKENS
 
 
 def _usual_tokens(model_config: ModelConfig, keys: DraftKeys, method: str) -> int:
     """Return the default draft length."""
     if _is_bundled(model_config, keys, method):
-        return DRAFT_TOKENS.get(method, DEFAULT_DRAFT_TOKENS)
+        return DRAFT_TOKENS[method]
     return DEFAULT_DRAFT_TOKENS
 
 
@@ -136,11 +144,14 @@ def asked_drafter(
     method = _method(model_config, load, keys)
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
     of_checkpoint: dict[str, Any] = {}
-    if runs_on_worker(plugin):
+    beside = runs_on_worker(plugin)
+    if beside:
         of_checkpoint = keys.checkpoint.given()
+        if method == HEADS_OF_TARGET and of_checkpoint.get("model") == model_config.model:
+            of_checkpoint.pop("model", None)
         if keys.max_model_len is not None:
             of_checkpoint["max_model_len"] = keys.max_model_len
-    options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
+    options = {} if beside else _of_checkpoint(plugin, method, keys.checkpoint)
     return Asked(
         drafter=_drafter(plugins, method, {**options, **keys.options}),
         max_tokens=keys.num_speculative_tokens or _usual_tokens(model_config, keys, method),
@@ -173,9 +184,17 @@ def _method(model_config: ModelConfig, load: LoadConfig, keys: DraftKeys) -> str
     """Return the drafter's name: the given one, or the one for the draft model's checkpoint.
     Raises: ConfigError"""
     model = keys.checkpoint.model
+    if keys.method in REFUSED_METHODS and keys.method not in registry.names("drafter"):
+        raise ConfigError(
+            f'the method "{keys.method}" is not supported: {REFUSED_METHODS[keys.method]}.',
+            where=f"{FLAG}.method",
+            fix=f"use one of {', '.join(registry.names('drafter'))}.",
+        )
     if keys.method is not None:
         is_mtp = keys.method.endswith("_mtp") and keys.method not in registry.names("drafter")
-        return HEADS_OF_TARGET if is_mtp else keys.method
+        if not (is_mtp or keys.method == HEADS_OF_TARGET):
+            return SAME_METHODS.get(keys.method, keys.method)
+        return HEADS_OF_TARGET if model in (None, model_config.model) else ASSISTANT
     if model is None:
         raise ConfigError(
             "no method says who guesses.",

@@ -219,9 +219,10 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
         )
     if "whole_model" in plugin.capabilities:
         _check_tokens(Path(model.path), Path(target.path))
-    if "hidden_states" in plugin.capabilities and model.hidden_size != target.hidden_size:
+    size = int(model.hf_config.get("backbone_hidden_size") or model.hidden_size)
+    if "hidden_states" in plugin.capabilities and size != target.hidden_size:
         raise ConfigError(
-            f"the drafter continues hidden states of {model.hidden_size} numbers, and the model's "
+            f"the drafter continues hidden states of {size} numbers, and the model's "
             f"have {target.hidden_size}.",
             where=f"{FLAG}.model",
             fix="use a drafter that was made for this model.",

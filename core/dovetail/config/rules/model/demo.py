@@ -33,8 +33,8 @@ verified draft token costs about as much as a decoded one (docs/benchmarks_noteb
 DRAFTS_QUANTIZATION = {"cpu": "int8"}
 """Default quantization of the bundled drafters, by device type. In 8 bits they fit in a core's own
 cache, and drafting takes half as long (docs/benchmarks_notebook.md)."""
-DRAFT_TOKENS = {"draft_model": 12, "eagle": 8}
-"""Default draft lengths for methods with drafts that are often accepted completely."""
+DRAFT_TOKENS = {"draft_model": 12, "eagle": 8, "mtp": 8}
+"""The demo model's drafters -> default draft length: drafts are often accepted completely."""
 
 
 def bundled_drafts() -> list[str]:

@@ -38,6 +38,7 @@ class RequestClock:
     """
 
     __slots__ = (
+        "_drafts",
         "_last_s",
         "arrival_s",
         "execute_s",
@@ -57,11 +58,15 @@ class RequestClock:
         self.execute_s = 0.0
         self.gaps_s: list[float] = []
         self._last_s = [0.0] * n
+        self._drafts: dict[str, tuple[int, int]] = {}
 
     def note(self, update: RequestUpdate, lead_s: float = 0.0) -> None:
         """Record when the request first got a row, and its step times. The engine's clock is ahead
         by `lead_s`. Mutates: self"""
         timings = update.timings
+        if update.num_draft_tokens:
+            counts = update.num_draft_tokens, update.num_accepted_tokens
+            self._drafts[update.request_id] = counts
         if not self.scheduled_s and timings.scheduled_s:
             self.scheduled_s = timings.scheduled_s - lead_s
         self.forward_s = max(self.forward_s, timings.forward_s)
@@ -88,6 +93,8 @@ class RequestClock:
             first_scheduled_s=self.scheduled_s,
             first_token_s=self.first_token_s,
             last_token_s=self.last_token_s,
+            num_draft_tokens=sum(drafted for drafted, _ in self._drafts.values()),
+            num_accepted_tokens=sum(accepted for _, accepted in self._drafts.values()),
         )
 
     def times(self, ended_s: float) -> RequestTimes:

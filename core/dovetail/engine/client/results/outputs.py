@@ -74,12 +74,15 @@ class CompletionDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Times of a request's events, in seconds of the monotonic clock; 0 means not yet."""
+    """Times of a request's events, in seconds of the monotonic clock; 0 means not yet. And how many
+    tokens were drafted for it, and accepted."""
 
     arrival_s: float
     first_scheduled_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
