@@ -17,10 +17,10 @@ from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep, Preparation
+from dovetail.interfaces.worker import Worker
 from dovetail.registry.blame import blaming
-from dovetail.runner.worker import profiler
-from dovetail.runner.worker.profiler import ProfiledWorker
 from dovetail_kernels.spans import span
+from dovetail_plugins.device_workers import profiler
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dovetail_plugins.device_workers.sleep import RunnerSleep
 
 
-class DeviceWorker(ProfiledWorker):
+class DeviceWorker(Worker):
     """One ModelRunner on one device, driven by one thread."""
 
     capabilities = frozenset({"kv_connector", "sleep", "stages", "swap"})
@@ -112,6 +112,18 @@ class DeviceWorker(ProfiledWorker):
     def prepare(self, item: Preparation) -> AdapterFacts | None:
         """Load a constraint, read an adapter or load blocks. Raises: RequestError"""
         return self.runner.prepare(item)
+
+    def get_ready_to_profile(self) -> None:
+        """Create the folder for traces. Raises: RequestError"""
+        profiler.get_ready(self.run)
+
+    def start_profile(self) -> None:
+        """Start to profile this rank. Raises: RequestError"""
+        profiler.start(self.run, self.device)
+
+    def stop_profile(self) -> str:
+        """Stop to profile this rank; return the path of its trace. Raises: RequestError"""
+        return profiler.stop(self.run)
 
     def _warm_up_profiler(self) -> None:
         """Warm the profiler up, so that a later one starts without delay."""

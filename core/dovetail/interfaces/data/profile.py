@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 
 FLAG = "--profiler-config"
-GET_READY, START, STOP = (
-    f"dovetail.runner.worker.profiler:{name}" for name in ("get_ready", "start", "stop")
-)
-"""Functions that every rank calls with its worker (see interfaces.executor.WorkerCall)."""
+GET_READY, START, STOP = "get_ready_to_profile", "start_profile", "stop_profile"
+"""Methods of a worker that can be profiled, which every rank calls: without arguments, the last one
+returns the path of the trace (see interfaces.executor.WorkerCall)."""
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,8 @@
-"""One rank under torch's profiler: the rank-side functions of a collective call.
+"""One rank under torch's profiler: what a worker's methods for it do.
 
-Each takes a worker first, like all functions called by name (see ranks.worker_calls), and runs in
-the thread that calls the model, which is the one profiled. A trace is in Chrome's format; its file
-name has the engine, the rank and the time. Independent of other ranks: the caller runs `get_ready`
-on all of them before any starts.
+They run in the thread that calls the model, which is the one profiled. A trace is in Chrome's
+format; its file name has the engine, the rank and the time. Independent of other ranks: the caller
+runs `get_ready` on all of them before any starts.
 """
 
 from __future__ import annotations
@@ -17,20 +16,12 @@ from typing import TYPE_CHECKING
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.profile import FLAG, ProfileSpec
 from dovetail.interfaces.data.spec import RunSpec
-from dovetail.interfaces.worker import Worker
 from dovetail_kernels.spans import show
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
-
-
-class ProfiledWorker(Worker):
-    """A worker that can be profiled: `run` says how, `device` is what it runs on."""
-
-    run: RunSpec
-    device: torch.device
 
 
 class _Running:
@@ -51,10 +42,10 @@ def warm_up(profile: ProfileSpec, device: torch.device) -> None:
     profiler.stop()
 
 
-def get_ready(worker: ProfiledWorker) -> None:
+def get_ready(run: RunSpec) -> None:
     """Create the trace folder. Raises: RequestError when a profiler is already running here, or the
     folder is not writable"""
-    profile = _profile_of(worker)
+    profile = _profile_of(run)
     if _running.profiler is not None:
         raise RequestError(
             f"a profiler has run for {time.monotonic() - _running.started_s:.1f} s already.",
@@ -74,26 +65,26 @@ def get_ready(worker: ProfiledWorker) -> None:
         ) from error
 
 
-def start(worker: ProfiledWorker) -> None:
+def start(run: RunSpec, device: torch.device) -> None:
     """Start the profiler of this rank. Raises: RequestError, as `get_ready`"""
-    get_ready(worker)
-    profiler = _new_profiler(_profile_of(worker), worker.device)
+    get_ready(run)
+    profiler = _new_profiler(_profile_of(run), device)
     profiler.start()
     show(True)
     _running.profiler, _running.started_s = profiler, time.monotonic()
     logger.info("the profiler has started")
 
 
-def stop(worker: ProfiledWorker) -> str:
+def stop(run: RunSpec) -> str:
     """Stop the profiler of this rank; return its trace file. Raises: RequestError when none is
     running, or the file cannot be written"""
-    profile, profiler = _profile_of(worker), _running.profiler
+    profile, profiler = _profile_of(run), _running.profiler
     if profiler is None:
         raise RequestError("no profiler runs.", fix="start it first.", status=409)
     _running.profiler = None
     show(False)
     profiler.stop()
-    path = _path_of(profile, worker.run)
+    path = _path_of(profile, run)
     try:
         profiler.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as error:
@@ -113,14 +104,11 @@ def drop() -> None:
         profiler.stop()
 
 
-def _profile_of(worker: Worker) -> ProfileSpec:
-    """Return what to profile. Raises: RequestError if profiling is not set up or impossible"""
-    if not isinstance(worker, ProfiledWorker):
-        raise RequestError(f"the worker {type(worker).__name__} cannot be profiled.")
-    profile = worker.run.profile
-    if profile is None:
+def _profile_of(run: RunSpec) -> ProfileSpec:
+    """Return what to profile. Raises: RequestError if profiling is not set up"""
+    if run.profile is None:
         raise RequestError("profiling is off.", fix=f"start with {FLAG} and a folder.")
-    return profile
+    return run.profile
 
 
 def _new_profiler(profile: ProfileSpec, device: torch.device) -> torch.profiler.profile:
