@@ -130,9 +130,9 @@ def source_sets() -> tuple[str, ...]:
     below it, or all from the one that DOVETAIL_CPU_ISA names. What ADDS to one does not count."""
     sets = usable_sets()
     lowest = [isa for isa in sets if isa not in ADDS][-2:][0]
-    asked = os.environ.get(ISA_VARIABLE)
-    if asked in sets:
-        lowest = min(lowest, asked, key=sets.index)
+    forced = os.environ.get(ISA_VARIABLE)
+    if forced in sets:
+        lowest = min(lowest, forced, key=sets.index)
     return sets[sets.index(lowest) :]
 
 
