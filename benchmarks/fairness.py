@@ -2,10 +2,11 @@
 
 A has --crowd long requests open all the time, B sends a short request each second. Printed are B's
 times to the first token (median and 99th percentile) alone, under fcfs and under fair, and the
-throughput of the server in tokens per second and per second of processor time. A's answers come
-whole, since a client that reads hundreds of streams on the same machine takes a processor for
-itself; --stream has them streamed. The servers run one after another, in --rounds rounds. Uses the
-bundled demo model. Run with
+throughput of the server in tokens per second and per second of processor time. A's client is a
+process of its own: what it does with an answer must not hold up B's clock. Its answers come whole,
+since a client that reads hundreds of streams on the same machine takes a processor for itself;
+--stream has them streamed. The servers run one after another, in --rounds rounds. Uses the bundled
+demo model. Run with
 PYTHONPATH=core:plugins:kernels from the repository root: python benchmarks/fairness.py
 """
 
@@ -18,8 +19,10 @@ import re
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -53,13 +56,11 @@ async def ask(
     client: httpx.AsyncClient,
     owner: str,
     random: Random,
-    phase: Phase,
     size: dict[str, tuple[int, int]],
     *,
     stream: bool = True,
 ) -> float:
-    """Send one request; return the seconds to its first token, or to its end without `stream`.
-    Mutates: phase"""
+    """Send one request; return the seconds to its first token, or to its end without `stream`."""
     body = {
         "prompt": [random.randrange(1000) for _ in range(random.randint(*size["prompt_tokens"]))],
         "max_tokens": random.randint(*size["max_tokens"]), "ignore_eos": True, "stream": stream,
@@ -78,17 +79,36 @@ async def ask(
     return first_s
 
 
-async def crowd(
-    client: httpx.AsyncClient, count: int, phase: Phase, options: argparse.Namespace
-) -> None:
-    """Keep `count` long requests of A open until cancelled. Mutates: phase"""
+async def crowd(url: str, count: int, *, stream: bool) -> None:
+    """Keep `count` long requests of A open for ever."""
 
-    async def again(number: int) -> None:
+    async def again(client: httpx.AsyncClient, number: int) -> None:
         random = Random(number)
         while True:
-            await ask(client, "A", random, phase, LONG, stream=options.stream)
+            await ask(client, "A", random, LONG, stream=stream)
 
-    await asyncio.gather(*map(again, range(count)))
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+        await asyncio.gather(*(again(client, number) for number in range(count)))
+
+
+def run_crowd(url: str, count: int, stream: bool) -> None:
+    """Be A's client until the process is ended."""
+    asyncio.run(crowd(url, count, stream=stream))
+
+
+@contextmanager
+def crowded(url: str, count: int, *, stream: bool) -> Iterator[None]:
+    """Have A's client run meanwhile, if there is a crowd."""
+    client = get_context("spawn").Process(target=run_crowd, args=(url, count, stream), daemon=True)
+    if count:
+        client.start()
+    try:
+        yield
+    finally:
+        if count:
+            client.kill()
+            client.join()
 
 
 async def num_generated(client: httpx.AsyncClient) -> int:
@@ -99,25 +119,19 @@ async def num_generated(client: httpx.AsyncClient) -> int:
     )
 
 
-async def measured(
-    url: str, process: psutil.Process, count: int, options: argparse.Namespace
-) -> Phase:
-    """Return what a server does with A's crowd (0: without) and B's requests."""
-    phase, random, seconds = Phase(), Random(7), options.seconds
+async def measured(url: str, process: psutil.Process, seconds: float) -> Phase:
+    """Return what a server does with B's requests, and with A's meanwhile."""
+    phase, random = Phase(), Random(7)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
         for _ in range(WARM_REQUESTS):
-            await ask(client, "B", random, phase, SHORT)
-        others = asyncio.ensure_future(crowd(client, count, phase, options))
+            await ask(client, "B", random, SHORT)
         await asyncio.sleep(WARM_S)
-        before, start_s, used_s = (
-            await num_generated(client),
-            time.perf_counter(),
-            processor_s(process),
-        )
+        before, start_s = await num_generated(client), time.perf_counter()
+        used_s = processor_s(process)
         asked = []
         while time.perf_counter() - start_s < seconds:
-            asked.append(asyncio.ensure_future(ask(client, "B", random, phase, SHORT)))
+            asked.append(asyncio.ensure_future(ask(client, "B", random, SHORT)))
             await asyncio.sleep(PERIOD_S)
         phase.wall_s = time.perf_counter() - start_s
         phase.processor_s = processor_s(process) - used_s
@@ -126,9 +140,9 @@ async def measured(
         done, open_ = await asyncio.wait(asked, timeout=seconds)
         late_s = time.perf_counter() - waited
         phase.first_s = [one.result() for one in done] + [seconds + late_s for _ in open_]
-        for task in (*open_, others):
+        for task in open_:
             task.cancel()
-        await asyncio.gather(*open_, others, return_exceptions=True)
+        await asyncio.gather(*open_, return_exceptions=True)
     return phase
 
 
@@ -138,7 +152,8 @@ def phase_of(policy: str, count: int, options: argparse.Namespace) -> Phase:
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
         url, _, process = stack.enter_context(serving([*FLAGS, *rows], log))
-        return asyncio.run(measured(url, process, count, options))
+        stack.enter_context(crowded(url, count, stream=options.stream))
+        return asyncio.run(measured(url, process, options.seconds))
 
 
 def main() -> None:
