@@ -69,6 +69,7 @@ NAMES = {
     "dovetail.layers.placement": "dovetail.layers.linear.placement",
     "dovetail.layers.rotary": "dovetail.layers.attention.rotary",
     "dovetail.layers.table_adapters": "dovetail.layers.adapters.tables",
+    "dovetail.runner.worker": "dovetail_plugins.device_workers",
     "dovetail.runner.worker.device_worker": "dovetail_plugins.device_workers.device_worker",
     "dovetail.sampling.seen": "dovetail_kernels.sample.seen",
     "dovetail.testing.fake_adapters": "dovetail_testing.fakes.adapters",

@@ -20,12 +20,17 @@ class PromptTokensDetails(Reply):
 
 
 class CompletionTokensDetails(Reply):
-    """The kinds of generated tokens. With a prediction: how many drafted tokens of it became a part
-    of the answer, and how many did not."""
+    """The kinds of generated tokens."""
 
     reasoning_tokens: int = 0
-    accepted_prediction_tokens: int | None = None
-    rejected_prediction_tokens: int | None = None
+
+
+class PredictionDetails(CompletionTokensDetails):
+    """The same of an answer with a prediction: how many drafted tokens of it became a part of the
+    answer, and how many did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(Reply):
@@ -37,7 +42,7 @@ class Usage(Reply):
     prompt_cache_hit_tokens: int | None = None
     prompt_cache_miss_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
+    completion_tokens_details: PredictionDetails | CompletionTokensDetails | None = None
 
 
 class Timings(Reply):
@@ -110,7 +115,7 @@ class UsageCounter:
             return CompletionTokensDetails(reasoning_tokens=reasoning)
         drafted = 0 if self.metrics is None else self.metrics.num_draft_tokens
         accepted = 0 if self.metrics is None else self.metrics.num_accepted_tokens
-        return CompletionTokensDetails(
+        return PredictionDetails(
             reasoning_tokens=reasoning,
             accepted_prediction_tokens=accepted,
             rejected_prediction_tokens=drafted - accepted,

@@ -199,7 +199,7 @@ FAULTS: dict[str, Fault] = {
         uses_torch=True,
     ),
     "no weights": Fault(
-        args=lambda folder: [demo_copy(folder, "model.safetensors")],
+        args=lambda folder: [demo_copy(folder, "model.safetensors", "model-mtp.safetensors")],
         cause="no weight files",
         fix="--load-format dummy",
         uses_torch=True,

@@ -44,7 +44,7 @@ def demo_files() -> dict[str, bytes]:
 def demo_gguf(folder: Path) -> bytes:
     """Return the demo model as a GGUF file."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = demo_copy(folder)
+    source = demo_copy(folder, "model-mtp.safetensors")
     settings = json.loads((DEMO_PATH / "tokenizer_config.json").read_text())
     settings["bos_token"] = settings["eos_token"]  # GGUF's writer wants one
     with_file(source, "tokenizer_config.json", json.dumps(settings))

@@ -36,9 +36,9 @@ async def ready(server: ServerOf) -> Response:
 
 async def health(server: ServerOf) -> Response:
     """Return whether the engine is alive and makes progress on queued work. With several engines
-    each is reported; the server is healthy while one of them works. So is one engine that was
-    started again. Tasks that failed in the last
-    minute and were restarted are listed. A healthy server's body has llama.cpp's shape."""
+    each is reported, and one alone if it was started again; the server is healthy while one of them
+    works. Tasks that failed in the last minute and were restarted are listed. A healthy server's
+    body has llama.cpp's shape."""
     reason = _dead_reason(server) or _restart_reason(server) or _stall_reason(server)
     states = server.engine.states()
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})

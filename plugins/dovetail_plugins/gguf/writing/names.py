@@ -13,6 +13,9 @@ _LEFT_OUT = "transformer."
 """A name prefix that some checkpoints of GPT-2 omit."""
 
 
+_DRAFTS = "mtp"
+"""How names of layers that draft begin, where they are not numbered after the model's own."""
+
 _SPELLED = {
     "self_attn.query_layernorm": "self_attn.q_norm",
     "self_attn.key_layernorm": "self_attn.k_norm",
@@ -43,6 +46,8 @@ class WrittenNames:
 
     def is_draft(self, tensor: str) -> bool:
         """Return whether a tensor is of a layer behind the model's own, which drafts tokens."""
+        if tensor.removeprefix("model.").startswith(_DRAFTS):
+            return True
         number = tensor.removeprefix(self._block).partition(".")[0]
         return tensor.startswith(self._block) and int(number) >= self._num_layers
 
