@@ -5,8 +5,6 @@ Its table is the embedding's own when tied, and otherwise a linear layer sharded
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from dovetail.interfaces.model import BuildContext
@@ -70,7 +68,10 @@ class LogitsHead(WeightHolder):
         placements = self.linear.place(leaf.removeprefix("linear."), part)
         if placements is None:
             return None
-        return [replace(p, name=f"linear.{p.name}") for p in placements]
+        return [
+            Placement(name=f"linear.{p.name}", piece=p.piece, target=p.target, cuts=p.cuts)
+            for p in placements
+        ]
 
     def pieces(self, leaf: str) -> set[str]:
         """Return an empty set: the linear layer holds the head's parameters."""

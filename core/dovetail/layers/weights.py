@@ -79,6 +79,7 @@ def load_weights(
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
+    filled: dict[str, set[str]] = defaultdict(set)
     unfinished = _Unfinished(module, finish if repacks else None)
     if weight_map.conversion is not None:
         tensors = weight_map.conversion(tensors)
@@ -87,10 +88,10 @@ def load_weights(
         if target is None:
             report.ignored.append(name)
             continue
-        path = _fill(module, weight_map, name, target, tensor, unfinished, report)
+        path = _fill(module, weight_map, name, target, tensor, filled, report)
         if path is not None and not target.is_shared:  # more names may fill it
-            unfinished.finish_if_full(path)
-    report.missing = _missing(unfinished.wanted, unfinished.filled)
+            unfinished.finish_if_full(path, filled)
+    report.missing = _missing(unfinished.wanted, filled)
     _raise_faults(report, rank or RankSpec(), unfinished.hint(report.missing))
     unfinished.finish_rest()
     return report
@@ -110,6 +111,7 @@ def load_parameters(
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
+    filled: dict[str, set[str]] = {}
     unfinished = _Unfinished(module, finish)
     parameters = dict(module.named_parameters())
     for name, tensor in tensors:
@@ -123,9 +125,9 @@ def load_parameters(
             continue
         placement.fill(tensor)
         report.num_filled += 1
-        unfinished.filled[name] = unfinished.wanted.get(name, {""})
-        unfinished.finish_if_full(name)
-    report.missing = [name for name in parameters if name not in unfinished.filled]
+        filled[name] = unfinished.wanted.get(name, {""})
+        unfinished.finish_if_full(name, filled)
+    report.missing = [name for name in parameters if name not in filled]
     _raise_faults(report, rank or RankSpec())
     unfinished.finish_rest()
     return report
@@ -139,12 +141,10 @@ def finish_weights(module: nn.Module, finish: Finish = own_finish) -> None:
 
 
 class _Unfinished:
-    """The pieces that each parameter waits for, and the layers to repack when all have arrived.
-    `filled` are those that have."""
+    """The pieces that each parameter waits for, and the layers to repack when all have arrived."""
 
     def __init__(self, module: nn.Module, finish: Finish | None) -> None:
         self._finish = finish
-        self.filled: dict[str, set[str]] = defaultdict(set)
         self.wanted: dict[str, set[str]] = {}
         self._holders: dict[str, WeightHolder] = {}
         self._finished: set[str] = set()
@@ -164,26 +164,19 @@ class _Unfinished:
             if isinstance(owner, WeightHolder):
                 self._parameters[parent].append(path)
 
-    def finish_if_full(self, path: str) -> None:
+    def finish_if_full(self, path: str, filled: Mapping[str, set[str]]) -> None:
         """Repack the layer of parameter `path` if all its pieces have arrived. Mutates: the
         layer"""
-        if self._finish is not None and self._is_full(path, set()):
-            self._finish(self._holders[path])
-            self._finished.update(self._parameters[path.rpartition(".")[0]])
-
-    def is_last(self, path: str, piece: str) -> bool:
-        """Return whether the layer of parameter `path` is repacked once this piece has arrived."""
-        return self._finish is not None and self._is_full(path, {piece})
-
-    def _is_full(self, path: str, arriving: set[str]) -> bool:
-        """Return whether all pieces of a layer are here with the `arriving` ones of parameter
-        `path`. Optional ones may still arrive."""
+        if self._finish is None:
+            return
         parent = path.rpartition(".")[0]
         own = self._parameters.get(parent, [])
-        optional = {p: w for p, w in self._optional.items() if p.rpartition(".")[0] == parent}
-        wanted = {p: self.wanted[p] for p in own} | optional
-        here = {p: self.filled[p] | arriving if p == path else self.filled[p] for p in wanted}
-        return bool(own) and all(pieces <= here[p] for p, pieces in wanted.items())
+        optional = (p for p in self._optional if p.rpartition(".")[0] == parent)
+        if any(not self._optional[p] <= filled.get(p, set()) for p in optional):
+            return  # they may still arrive
+        if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
+            self._finish(self._holders[path])
+            self._finished.update(own)
 
     def hint(self, missing: Sequence[str]) -> str:
         """Return the advice about missing parameters, if all their layers give the same."""
@@ -304,12 +297,12 @@ def _fill(
     name: str,
     target: Target,
     tensor: torch.Tensor,
-    unfinished: _Unfinished,
+    filled: dict[str, set[str]],
     report: LoadReport,
 ) -> str | None:
     """Copy one tensor to its place; return the parameter it is part of, if it has one.
 
-    Mutates: module, unfinished, report
+    Mutates: module, filled, report
     """
     placements = _place(module, target.path, target.part, tensor.shape)
     if placements is None:
@@ -325,11 +318,10 @@ def _fill(
             return None
         first = report.sources.setdefault((placement.name, placement.piece), name)
         if first == name:
-            is_last = not target.is_shared and unfinished.is_last(placement.name, placement.piece)
-            placement.fill(tensor, is_repacked=is_last)
+            placement.fill(tensor)
         elif not placement.holds(tensor):
             report.different.append(f"{first} and {name}")
-        unfinished.filled[placement.name].add(placement.piece)
+        filled[placement.name].add(placement.piece)
     report.num_filled += 1
     return placements[0].name if placements else None
 
@@ -378,7 +370,10 @@ def _place(
 def _prefixed(placements: list[Placement] | None, words: list[str]) -> list[Placement] | None:
     if placements is None:
         return None
-    return [replace(p, name=".".join([*words, p.name])) for p in placements]
+    return [
+        Placement(name=".".join([*words, p.name]), piece=p.piece, target=p.target, cuts=p.cuts)
+        for p in placements
+    ]
 
 
 def _missing(wanted_pieces: Mapping[str, set[str]], filled: Mapping[str, set[str]]) -> list[str]:

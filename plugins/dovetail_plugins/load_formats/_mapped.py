@@ -1,13 +1,11 @@
-"""MappedFile: a file's bytes as tensors that are read when they are used."""
+"""MappedFile: a file's bytes as tensors that are read when they are copied."""
 
 from __future__ import annotations
 
 import mmap
 import sys
-import weakref
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dovetail.errors import ConfigError
@@ -16,8 +14,8 @@ from dovetail.errors import ConfigError
 class MappedFile:
     """A file in memory. Writing to its tensors does not change the file.
 
-    What has been read leaves this process's memory with its last tensor: a load that drops every
-    tensor has never the whole file and the model made of it in memory.
+    What has been read stays in this process's memory until `let_go`: a load that lets every tensor
+    go has never the whole file and the model made of it in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,11 +30,9 @@ class MappedFile:
         """
         if stop > len(self._mapped):
             raise ConfigError("the file became shorter while it was read.", where=str(self._path))
-        lent = np.frombuffer(self._mapped, dtype=np.uint8, offset=start, count=stop - start)
-        weakref.finalize(lent, self._drop, start, stop).atexit = False
-        return torch.from_numpy(lent)
+        return torch.frombuffer(self._mapped, dtype=torch.uint8, offset=start, count=stop - start)
 
-    def _drop(self, start: int, stop: int) -> None:
+    def let_go(self, start: int, stop: int) -> None:
         """Drop the whole pages of a range. One that is used later is read again from the file."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = stop // mmap.PAGESIZE * mmap.PAGESIZE - first

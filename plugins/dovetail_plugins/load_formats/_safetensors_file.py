@@ -122,8 +122,8 @@ def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
 
 
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a mapped file; their bytes are read when they are used. The pages of a
-    tensor leave this process's memory when it is dropped.
+    """Yield the tensors of a mapped file; their bytes are read when they are copied. The pages of a
+    tensor leave this process's memory when the next one is requested.
 
     Raises: ConfigError when the file has become shorter since its header was read.
     """
@@ -135,6 +135,7 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
         raw = mapped.read(extent.start, extent.end)
         raw = raw if extent.start % extent.dtype.itemsize == 0 else raw.clone()
         yield extent.name, raw.view(extent.dtype).view(extent.shape)
+        mapped.let_go(extent.start, extent.end)
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from dovetail.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from dovetail.layers.linear.placement import WeightHolder, mark_read_once
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.norm import RMSNorm
@@ -221,24 +219,3 @@ def test_uneven_division_names_the_flag() -> None:
     rank = RankSpec(world_size=3, tensor_size=3)
     with pytest.raises(ConfigError, match="--tensor-parallel-size"):
         RowParallelLinear(replace(CONTEXT, rank=rank), "down", 8, 8)
-
-
-@pytest.mark.parametrize("repacks", [True, False])
-def test_only_a_tensor_that_is_repacked_at_once_lends_its_memory(repacks: bool) -> None:
-    toy, tensors = Toy(CONTEXT), checkpoint()
-    for parameter in toy.parameters():
-        mark_read_once(parameter, partial(torch.empty_like, parameter.data))
-    seen: dict[int, int] = {}
-
-    def finish(holder: WeightHolder) -> None:
-        seen.update({id(one): one.data_ptr() for one in holder.parameters(recurse=False)})
-
-    untied = replace(MAP, tied={})
-    load_weights(toy, untied, tensors.items(), finish=finish, repacks=repacks)
-    lent = {tensor.data_ptr() for tensor in tensors.values()}
-    embedding, parts = toy.embed.weight, toy.qkv.weight
-    assert (seen.get(id(embedding), 0) in lent) == repacks
-    assert (embedding.data_ptr() in lent) == repacks
-    assert parts.data_ptr() not in lent
-    assert torch.equal(embedding, tensors["model.embed.weight"])
-    assert torch.equal(parts[:8], tensors["q_proj.weight"])

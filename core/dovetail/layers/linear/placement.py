@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import cast
@@ -49,15 +49,13 @@ class Cut:
 class Placement:
     """`target` (a view of parameter `name`) takes the checkpoint tensor after all `cuts`.
 
-    `piece` names a piece of the parameter; a parameter is filled when all pieces are. `whole` is
-    the parameter if the target is all of it and its values are only read to repack them.
+    `piece` names a piece of the parameter; a parameter is filled when all pieces are.
     """
 
     name: str
     piece: str
     target: torch.Tensor
     cuts: tuple[Cut, ...] = ()
-    whole: nn.Parameter | None = None
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -73,15 +71,9 @@ class Placement:
         shared = replace(self, cuts=cuts)
         return shared if math.prod(shape) == math.prod(shared.full_shape) else self
 
-    def fill(self, tensor: torch.Tensor, *, is_repacked: bool = False) -> None:
-        """Copy this placement's piece of `tensor`. If it `is_repacked` at once, a parameter may
-        have the tensor's own memory until then. Mutates: target, or whole"""
-        piece, target = self._cut(tensor), self.target
-        is_alike = piece.dtype == target.dtype and piece.device == target.device
-        if is_repacked and self.whole is not None and is_alike and piece.is_contiguous():
-            self.whole.data = piece
-        else:
-            target.copy_(piece)
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Copy this placement's piece of `tensor`. Mutates: target"""
+        self.target.copy_(self._cut(tensor))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the target holds this placement's piece of `tensor` already."""
@@ -186,23 +178,6 @@ def memory_of(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.data
 
 
-READ_ONCE_MARKS = ("make_memory", "is_read_once")
-
-
-def mark_read_once(
-    parameter: nn.Parameter, make_memory: Callable[[], torch.Tensor]
-) -> nn.Parameter:
-    """Say that a parameter's values are only read to repack them; returns it. `make_memory` returns
-    the memory that it has from its first placement on. Mutates: parameter (its attributes)"""
-    vars(parameter).update(make_memory=make_memory, is_read_once=True)
-    return parameter
-
-
-def is_read_once(parameter: nn.Parameter) -> bool:
-    """Return whether a parameter's values are only read to repack them."""
-    return bool(vars(parameter).get("is_read_once"))
-
-
 def is_optional(parameter: nn.Parameter) -> bool:
     """Return whether a checkpoint may lack a parameter."""
     return bool(vars(parameter).get("is_optional"))
@@ -277,14 +252,6 @@ def axes_of(parameter: nn.Parameter) -> tuple[int | None, int | None]:
     return cast("int | None", marks.get("output_axis")), cast("int | None", marks.get("input_axis"))
 
 
-def with_axes_of(parameter: nn.Parameter, values: torch.Tensor) -> nn.Parameter:
-    """Return values, such as a slice of a parameter, as a parameter with the same axes."""
-    own = nn.Parameter(values, requires_grad=False)
-    marks = vars(parameter).items()
-    vars(own).update((mark, value) for mark, value in marks if mark not in READ_ONCE_MARKS)
-    return own
-
-
 def place_parts(
     leaf: str,
     parameter: nn.Parameter,
@@ -325,10 +292,7 @@ def place_rows(
         pieces = dict.fromkeys(one.piece for one in rows)
         return [Placement(name=leaf, piece=p, target=data, cuts=cuts) for p in pieces]
     per = Fraction(parameter.shape[output_axis], local)
-    placed = [_placed(leaf, data, output_axis, per, one, cuts) for one in rows]
-    if is_read_once(parameter) and placed[0].target.shape == parameter.shape:
-        return [replace(placed[0], whole=parameter)]
-    return placed
+    return [_placed(leaf, data, output_axis, per, one, cuts) for one in rows]
 
 
 def _input_cuts(

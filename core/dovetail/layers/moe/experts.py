@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
@@ -35,7 +36,6 @@ from dovetail.layers.linear.placement import (
     parameter_of,
     place_parts,
     stored_parameter,
-    with_axes_of,
 )
 from dovetail.layers.moe.block_sum import plus_rest
 from dovetail.layers.moe.slots import ExpertSlots
@@ -388,7 +388,8 @@ class Experts(WeightHolder):
     ) -> list[Placement]:
         """Return the placements of one slot's tensor, cut out of all experts' if `is_whole`."""
         parameter = self.get_parameter(name)
-        own = with_axes_of(parameter, parameter.data[slot])
+        own = nn.Parameter(parameter.data[slot], requires_grad=False)
+        vars(own).update(vars(parameter))
         is_down = self._stored[name][0] == "down_proj"
         parts = self.down if is_down else self.gate_up
         placements = place_parts(name, own, parts, wanted, self.input if is_down else None) or []

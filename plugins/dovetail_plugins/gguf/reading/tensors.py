@@ -32,10 +32,10 @@ DTYPES = {
 
 
 def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a model; their bytes are read when they are used.
+    """Yield the tensors of a model; their bytes are read when they are copied.
 
-    The pages of a tensor leave this process's memory when it is dropped: a file and the model made
-    of it are not in memory together. Names of an unknown architecture are unchanged.
+    The pages of a tensor leave this process's memory when the next one is requested: a file and the
+    model made of it are not in memory together. Names of an unknown architecture are unchanged.
     """
     layout = layout_of(model)
     if layout is not None:
@@ -49,6 +49,7 @@ def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
                 yield extent.name, _read(mapped, extent)
             else:
                 yield from _renamed(model, layout, extent, _read(mapped, extent), joined)
+            mapped.let_go(extent.start, extent.start + extent.num_bytes)
 
 
 def _read(mapped: MappedFile, extent: TensorExtent) -> torch.Tensor:

@@ -24,7 +24,7 @@ from dovetail.interfaces.quantization import (
     weight_tensor,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear.placement import is_optional, mark_read_once, register_stored
+from dovetail.layers.linear.placement import is_optional, register_stored
 from dovetail.layers.opaque import CompilerBoundary
 from dovetail.layers.residual import adds_in_place
 from dovetail_kernels.cpu.blocks import LARGE_PAGE_BYTES, large_empty
@@ -191,7 +191,9 @@ def _lend_when_filled(parameter: nn.Parameter, native: Library) -> None:
     num_bytes, dtype, shape = parameter.nbytes, parameter.dtype, parameter.shape
     native.prefer_large_pages(parameter.data_ptr(), num_bytes)  # for who fills it as it is
     if num_bytes >= LARGE_PAGE_BYTES:
-        mark_read_once(parameter, lambda: large_empty(num_bytes, native).view(dtype).view(shape))
+        vars(parameter)["make_memory"] = lambda: (
+            large_empty(num_bytes, native).view(dtype).view(shape)
+        )
 
 
 class ConvertedLinear(MatrixLinear):
