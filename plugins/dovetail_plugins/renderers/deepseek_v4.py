@@ -105,7 +105,7 @@ MOST_THOROUGH = (
 )
 EFFORTS = {"low": "", "high": THOROUGH, "max": MOST_THOROUGH}
 PREVIEW_EFFORTS = {"low": "", "high": "", "max": THOROUGH}
-"""Those of the releases before 2026-07-31, whose code does not have the longest text."""
+"""For the releases before 2026-07-31, whose code does not have the longest text."""
 
 BUDGET = (
     "Reasoning Effort: {budget} (range 1-100, the higher the value, the more thorough the "
@@ -117,8 +117,9 @@ MAX_BUDGET = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a version writes: what begins the names of its tags, what its calls stand in, and what
-    begins a system message. With such a token, a later system message asks for an answer, too."""
+    """How a version writes: what begins the names of its tags, the section around its calls, and
+    the token before a system message. With such a token, a later system message asks for an answer,
+    too."""
 
     tag: str
     section: str

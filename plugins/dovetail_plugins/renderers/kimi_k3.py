@@ -96,7 +96,7 @@ class KimiK3(CodeRenderer):
         parts += _requests(given.variables)
         if given.adds_generation_prompt:
             channel = "think" if is_thinking else "response"
-            parts.append(_open("message", role="assistant") + _open(channel))
+            parts += [_open("message", role="assistant"), _open(channel)]
         return "".join(parts)
 
 
@@ -115,17 +115,15 @@ def _messages(messages: Iterable[dict[str, Any]], *, is_thinking: bool) -> Itera
         match turn["role"]:
             case "assistant":
                 calls, index = turn.get("tool_calls", ()), 0
-                yield _message(turn, _answer(turn, is_thinking=is_thinking))
+                yield _message(_answer(turn, is_thinking=is_thinking), **_who(turn))
             case "tool":
                 index += 1
                 name = _tool(turn, calls[index - 1 : index], at)
-                yield _element(
-                    "message", turn["content"], role="tool", tool=name, index=index
-                ) + MESSAGE_END
+                yield _message(turn["content"], role="tool", tool=name, index=index)
             case "system" if turn.get("tools"):
                 yield _system("tool-declare", MORE_TOOLS + _json(turn["tools"]))
             case "system" | "user":
-                yield _message(turn, turn["content"])
+                yield _message(turn["content"], **_who(turn))
             case role:
                 raise no_role(role, at)
 
@@ -241,14 +239,19 @@ def _type(value: Any) -> str:
     return "object" if isinstance(value, dict) else TYPES[type(value)]
 
 
-def _message(turn: Mapping[str, Any], body: str) -> str:
+def _who(turn: Mapping[str, Any]) -> dict[str, str]:
+    """Return the role of a message, and its writer's name if it has one."""
     named = {"name": turn["name"]} if turn.get("name") else {}
-    return _element("message", body, role=turn["role"], **named) + MESSAGE_END
+    return {"role": turn["role"], **named}
 
 
 def _system(kind: str, text: str) -> str:
     """Return a message of the system's own."""
-    return _element("message", text, role="system", type=kind) + MESSAGE_END
+    return _message(text, role="system", type=kind)
+
+
+def _message(body: str, /, **attributes: Any) -> str:
+    return _element("message", body, **attributes) + MESSAGE_END
 
 
 def _element(tag: str, body: str, /, **attributes: Any) -> str:

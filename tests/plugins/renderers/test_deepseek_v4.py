@@ -196,8 +196,8 @@ def test_the_published_conversations_are_equal(name: str, changed: Any) -> None:
 
 
 def test_thoughts_stay_with_tools_and_with_thinking_off_none_is_written() -> None:
-    kept = prompt(*FRANCE, tools=WEATHER_TOOLS, variables=ON)
-    assert "<think>The user said hello, I should greet back.</think>Hi there!" in kept
+    whole = prompt(*FRANCE, tools=WEATHER_TOOLS, variables=ON)
+    assert "<think>The user said hello, I should greet back.</think>Hi there!" in whole
     off = prompt(*FRANCE, adds_generation_prompt=False)
     assert off == FRANCE_TEXT.replace(
         "<think>The user asks about the capital of France. It is Paris.", ""

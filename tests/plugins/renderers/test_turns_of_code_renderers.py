@@ -79,10 +79,16 @@ def test_an_answer_that_is_sent_back_is_rendered_as_the_model_wrote_it(name: str
     assert is_sorted == (name != "deepseek_v32")
 
 
+def words_of(name: str) -> list[str]:
+    words = renderer_named(name, known()).reads(has_tools=True).writes
+    assert isinstance(words, frozenset)
+    return sorted(words)
+
+
 def rendered(name: str, text: str) -> RenderedPrompt:
     """Return a conversation whose parts from clients all hold a text; none of the words but the
     first is a special token."""
-    words = sorted(renderer_named(name, known()).reads(has_tools=True).writes)  # type: ignore[call-overload]
+    words = words_of(name)
     facts = FakeFacts(chat_template=None, special_texts={1: words[0]})
     selection = registry.choose("renderer", name)
     made = chat_renderer(facts, None, selection=selection, added_texts=[*words, "<table>"])
@@ -102,7 +108,7 @@ def rendered(name: str, text: str) -> RenderedPrompt:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_control_words_of_clients_are_plain_text(name: str) -> None:
-    words = sorted(renderer_named(name, known()).reads(has_tools=True).writes)  # type: ignore[call-overload]
+    words = words_of(name)
     found = rendered(name, "~".join(words))
     shown = Counter(found.text[start:end] for start, end in found.plain)
     assert shown == dict.fromkeys(words, 6)
