@@ -54,6 +54,4 @@ def _call(function: Mapping[str, Any], tag: str) -> str:
 def _parameter(name: str, value: Any, text: str, tag: str) -> str:
     is_text = isinstance(value, str)
     shown = value if is_text else text
-    return (
-        f'<{tag}parameter name="{name}" string="{str(is_text).lower()}">{shown}</{tag}parameter>'
-    )
+    return f'<{tag}parameter name="{name}" string="{str(is_text).lower()}">{shown}</{tag}parameter>'

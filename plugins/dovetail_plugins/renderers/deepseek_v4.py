@@ -41,7 +41,8 @@ REMINDS = "latest_reminder"
 """The role of a note, of the date for example, before the message that it belongs to."""
 
 TASKS = {
-    name: f"<｜{name}｜>" for name in ("action", "query", "authority", "domain", "title", "read_url")
+    name: f"<｜{name}｜>"
+    for name in ("action", "query", "authority", "domain", "title", "read_url")
 }
 """What opens a short answer of another kind: a message's `task`, and its token."""
 

@@ -137,8 +137,8 @@ Otherwise, output directly after </think> with tool calls or final response.
 ["query"]}}
 
 You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
-<｜User｜>What's the weather in Beijing?<｜Assistant｜><think>The user wants to know the weather in \
-Beijing. I should use the get_weather tool.</think>
+<｜User｜>What's the weather in Beijing?<｜Assistant｜><think>The user wants to know the weather \
+in Beijing. I should use the get_weather tool.</think>
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name="get_weather">
@@ -161,9 +161,9 @@ FRANCE = (
     ),
 )
 FRANCE_TEXT = (
-    "You are a helpful assistant.<｜User｜>Hello<｜Assistant｜></think>Hi there! How can I help you?"
-    "<｜end▁of▁sentence｜><｜User｜>What is the capital of France?<｜Assistant｜><think>The user asks "
-    "about the capital of France. It is Paris.</think>The capital of France is Paris."
+    "You are a helpful assistant.<｜User｜>Hello<｜Assistant｜></think>Hi there! How can I help "
+    "you?<｜end▁of▁sentence｜><｜User｜>What is the capital of France?<｜Assistant｜><think>The user "
+    "asks about the capital of France. It is Paris.</think>The capital of France is Paris."
     "<｜end▁of▁sentence｜>"
 )
 """Source: tests/test_input_2.json and tests/test_output_2.txt of DeepSeek-V4."""
@@ -236,7 +236,8 @@ def test_a_task_asks_for_a_short_answer(task: str, thinking: bool, ending: str) 
     turns = (SYSTEM, {"role": "latest_reminder", "content": "2026"}, user("Weather?", task=task))
     given = prompt(*turns, answer("Search", "not shown"), variables={"thinking": thinking})
     assert given == (
-        f"You are a helpful assistant.<｜latest_reminder｜>2026<｜User｜>Weather?{ending}Search{END}"
+        "You are a helpful assistant.<｜latest_reminder｜>2026<｜User｜>Weather?"
+        f"{ending}Search{END}"
     )
     titled = prompt(user("Hi"), answer("Hello", task="title"), answer("Greetings"))
     assert titled == f"<｜User｜>Hi<｜Assistant｜></think>Hello{END}<｜title｜>Greetings{END}"

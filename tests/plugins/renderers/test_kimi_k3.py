@@ -102,9 +102,7 @@ def test_answers_have_sections_and_results_the_order_of_the_calls(is_thinking: b
         return f"<|open|>think<|sep|>{text}<|close|>think<|sep|>" if is_thinking else ""
 
     def argument(key: str, kind: str, text: str) -> str:
-        return (
-            f'<|open|>argument key="{key}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
-        )
+        return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
 
     arguments = (
         argument("q", "string", 'a"b<c>') + argument("n", "number", "2.5")
@@ -158,7 +156,5 @@ def test_its_sample_finds_the_parsers() -> None:
 
 @pytest.mark.parametrize(("model_type", "fits"), [("kimi_k3", True), ("kimi_linear", False)])
 def test_auto_takes_it_for_its_models(model_type: str, fits: bool) -> None:
-    facts = RendererFacts(
-        path="", model_type=model_type, tokenizer=FakeFacts(chat_template=None)
-    )
+    facts = RendererFacts(path="", model_type=model_type, tokenizer=FakeFacts(chat_template=None))
     assert (not KimiK3.why_not(facts)) == fits
