@@ -162,8 +162,8 @@ FRANCE = (
 )
 FRANCE_TEXT = (
     "You are a helpful assistant.<｜User｜>Hello<｜Assistant｜></think>Hi there! How can I help "
-    "you?<｜end▁of▁sentence｜><｜User｜>What is the capital of France?<｜Assistant｜><think>The user "
-    "asks about the capital of France. It is Paris.</think>The capital of France is Paris."
+    "you?<｜end▁of▁sentence｜><｜User｜>What is the capital of France?<｜Assistant｜><think>The "
+    "user asks about the capital of France. It is Paris.</think>The capital of France is Paris."
     "<｜end▁of▁sentence｜>"
 )
 """Source: tests/test_input_2.json and tests/test_output_2.txt of DeepSeek-V4."""
