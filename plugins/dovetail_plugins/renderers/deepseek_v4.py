@@ -215,8 +215,8 @@ class _Writer:
         self._turns = _turns(messages)
         self._dialect = dialect
         self._thinks = thinks
-        asked = (at for at in range(len(self._turns)) if self._asks(at))
-        self._first_thoughts = 0 if has_tools else max(asked, default=0)
+        questions = (at for at in range(len(self._turns)) if self._asks(at))
+        self._first_thoughts = 0 if has_tools else max(questions, default=0)
 
     def text(self, *, is_open: bool) -> str:
         """Return the turns; the last one ends with the opening of an answer if `is_open`. Raises:
