@@ -104,6 +104,7 @@ class _Writer:
         self._thinks = thinks
         users = (at for at, turn in enumerate(turns) if turn["role"] == "user")
         self._last_user = max(users, default=-1)
+        self._called = _called(turns)
 
     def turn(self, at: int) -> str:
         """Return a turn, with what opens the model's after it if another turn follows. Raises:
@@ -132,17 +133,14 @@ class _Writer:
         return at < len(self._turns) and self._turns[at]["role"] == "tool"
 
     def _result(self, at: int) -> str:
-        first = at
-        while first > 0 and self._is_result(first - 1):
-            first -= 1
-        if first == 0 or not self._turns[first - 1].get("tool_calls"):
+        if not self._called[at]:
             raise RequestError(
                 "a tool's result needs a call before it.",
                 where=f"messages[{at}]",
                 fix="send the assistant's message with its tool_calls, too.",
                 code="renderer_error",
             )
-        start = f"\n\n{RESULTS}" if first == at else ""
+        start = "" if self._is_result(at - 1) else f"\n\n{RESULTS}"
         end = "" if self._is_result(at + 1) else f"\n{RESULTS_END}"
         return f"{start}\n<result>{self._turns[at]['content']}</result>{end}"
 
@@ -152,3 +150,12 @@ class _Writer:
         thoughts = f"{turn.get('reasoning_content', '')}{THINK_END}" if is_current else ""
         calls = _dsml.section(turn.get("tool_calls", ()), "function_calls")
         return f"{thoughts}{turn['content']}{calls}{END}"
+
+
+def _called(turns: Sequence[dict[str, Any]]) -> list[bool]:
+    """Return for each turn whether calls come before the results that it ends or belongs to."""
+    found: list[bool] = []
+    for turn in turns:
+        is_result = turn["role"] == "tool"
+        found.append(bool(found and found[-1]) if is_result else bool(turn.get("tool_calls")))
+    return found

@@ -240,7 +240,7 @@ class _Writer:
         turn = self._turns[at]
         match turn["role"]:
             case "user":
-                return USER + "\n\n".join(map(_part, turn["parts"]))
+                return USER + "\n\n".join(map(_part, _in_order(turn["parts"], turn["calls"])))
             case "assistant":
                 return self._answer(at)
             case "system":
@@ -272,7 +272,10 @@ class _Writer:
 
 
 def _turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, users' and tools' that follow each other as one turn with `parts`."""
+    """Return the messages, users' and tools' that follow each other as one turn with `parts`.
+
+    It has the last task among them. The checkpoints' code has none then, unless the first has it.
+    """
     turns: list[dict[str, Any]] = []
     calls: Sequence[Mapping[str, Any]] = ()
     for message in messages:
@@ -281,9 +284,11 @@ def _turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             calls = message.get("tool_calls") or calls
             turns.append(message)
         elif "parts" in last and (role == "tool" or "task" not in last):
-            turns[-1] = message | last | {"parts": _in_order([*last["parts"], message], calls)}
+            last["parts"].append(message)
+            if "task" in message:
+                last["task"] = message["task"]
         else:
-            turns.append(message | {"role": "user", "parts": [message]})
+            turns.append(message | {"role": "user", "parts": [message], "calls": calls})
     return turns
 
 
