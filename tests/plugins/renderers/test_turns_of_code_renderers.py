@@ -4,6 +4,7 @@ is read, sent back, and rendered as the model wrote it; clients' control words s
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -50,19 +51,27 @@ ANSWERS = {
 }
 
 
+THOUGHTS = re.compile(r"Two places\.(</think>|.*?<\|open\|>response<\|sep\|>)")
+
+
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_is_sent_back_is_rendered_as_the_model_wrote_it(name: str) -> None:
+@pytest.mark.parametrize("is_thinking", [True, False])
+def test_an_answer_that_is_sent_back_is_rendered_as_the_model_wrote_it(
+    name: str, is_thinking: bool
+) -> None:
+    written = ANSWERS[name] if is_thinking else THOUGHTS.sub("", ANSWERS[name])
     spec = fake_spec(max_model_tokens=1 << 14)
     model = msgspec.structs.replace(spec.run.model, hf_config={"model_type": name})
     spec = msgspec.structs.replace(spec, run=msgspec.structs.replace(spec.run, model=model))
-    script = Script(pieces=list(ANSWERS[name]))
+    script = Script(pieces=list(written))
     engine = FakeAsyncEngine(script, spec=spec, facts=FakeFacts(chat_template=None))
     (sample,) = renderer_named(name, known()).sources().values()
     parsers = build_parsers(choose_parsers(Config(), sample), engine.tokenizer)
     app, _ = app_for(engine=engine, parsers=parsers)
-    fields: dict[str, Any] = {"tools": TOOLS, "chat_template_kwargs": {"thinking": True}}
+    fields: dict[str, Any] = {"tools": TOOLS, "chat_template_kwargs": {"thinking": is_thinking}}
     message = chat(app, **fields).json()["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("Two places.", "I look.")
+    assert message["content"] == "I look."
+    assert message.get("reasoning_content") == ("Two places." if is_thinking else None)
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
     assert calls == CALLS
     for sent in message["tool_calls"]:  # as clients do, in a spelling of their own
@@ -73,7 +82,7 @@ def test_an_answer_that_is_sent_back_is_rendered_as_the_model_wrote_it(name: str
     ]
     assert chat(app, messages=[*USER, message, *results[::-1]], **fields).status_code == 200
     first, second = ("".join(map(chr, given["prompt"])) for _, _, given in engine.asked)
-    assert second.startswith(first + ANSWERS[name])
+    assert second.startswith(first + written)
     assert second.removeprefix(first).count("I look.") == 1
     is_sorted = second.rindex("A<") < second.rindex("B<")
     assert is_sorted == (name != "deepseek_v32")
