@@ -1,6 +1,6 @@
 """Reasoning between think tags of Kimi K3's own markup.
 
-Source: the chat template of Kimi-K3, which opens the block in the prompt.
+Source: the format that Kimi-K3's encoding_k3.py defines, which opens the block in the prompt.
 """
 
 from __future__ import annotations

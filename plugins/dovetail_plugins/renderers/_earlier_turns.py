@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from dovetail.interfaces.renderer import Renderer, RendererInput, SpelledArguments
-from dovetail.json_values import InvalidJson, json_value
+from dovetail.json_values import InvalidJson, json_struct, json_value
 
 MAX_CHARS = 1 << 22
 """The characters of all tools, and of all arguments, that are stored."""
@@ -147,6 +149,19 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_numbers(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def spelled(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the JSON text of each of a call's arguments, spelled as the model wrote it if that is
+    known."""
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in arguments.items()}
+    if not isinstance(arguments, SpelledArguments):
+        return texts
+    try:
+        written = json_struct(arguments.text, dict[str, msgspec.Raw])
+    except InvalidJson:
+        return texts  # Python's reader takes more, NaN for example
+    return texts | {name: bytes(raw).decode() for name, raw in written.items() if name in texts}
 
 
 def canonical(value: Any) -> str:

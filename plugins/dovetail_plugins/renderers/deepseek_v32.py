@@ -7,29 +7,29 @@ user message stay. With thinking off, every turn of the model opens after "</thi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.renderer import Reads, RendererFacts, RendererInput
-from dovetail_plugins.renderers._earlier_turns import FollowingRenderer
+from dovetail.interfaces.renderer import Reads, RendererInput
+from dovetail_plugins.renderers import _dsml
+from dovetail_plugins.renderers._by_code import SWITCHES, CodeRenderer, thinks
+from dovetail_plugins.renderers._dsml import (
+    ASSISTANT,
+    BEGIN,
+    DSML,
+    END,
+    THINK,
+    THINK_END,
+    USER,
+)
 
-MODEL_TYPE = "deepseek_v32"
 CODE = "encoding/encoding_dsv32.py"
-SWITCHES = ("thinking", "enable_thinking")
-"""The variables that turn thinking on, the first one that is set."""
-
-BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-THINK, THINK_END = "<think>", "</think>"
-DSML = "｜DSML｜"
 CALLS, CALLS_END = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
 RESULTS, RESULTS_END = "<function_results>", "</function_results>"
 
-READS = Reads(variables=frozenset(SWITCHES), writes=frozenset({THINK, THINK_END, DSML}))
+READS = Reads(variables=frozenset(SWITCHES), writes=_dsml.WORDS)
 
 TOOLS = f"""## Tools
 
@@ -69,28 +69,15 @@ Here are the functions available in JSONSchema format:
 """What the model was trained to read before its tools, word for word."""
 
 
-class DeepseekV32(FollowingRenderer):
+class DeepseekV32(CodeRenderer):
     """Renders as the checkpoint's own code does."""
 
     info = Info(
         summary="conversations of DeepSeek-V3.2, which has no chat template",
         source="https://huggingface.co/deepseek-ai/DeepSeek-V3.2",
     )
-    auto_rank = 1
-
-    @classmethod
-    def why_not(cls, query: RendererFacts | None) -> list[str]:
-        """Return why a model is not DeepSeek-V3.2, or needs no code."""
-        if query is None:
-            return []
-        reasons = ["there is a chat template"] if query.has_template else []
-        if query.model_type != MODEL_TYPE and not Path(query.path, CODE).is_file():
-            reasons.append(f"the model_type is not {MODEL_TYPE}, and {CODE} is missing")
-        return reasons
-
-    def __init__(self, options: Any, facts: RendererFacts) -> None:
-        self.options = options
-        self.follow()
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_v32",)
+    code: ClassVar[tuple[str, ...]] = (CODE,)
 
     def reads(self, *, has_tools: bool) -> Reads:
         """Return what the format has a place for."""
@@ -98,37 +85,15 @@ class DeepseekV32(FollowingRenderer):
 
     def render(self, given: RendererInput) -> str:
         """Return the prompt. Raises: RequestError for results without calls"""
-        turns = _with_tools(given.messages, given.tools)
-        writer = _Writer(turns, thinks=_thinks(given.variables))
+        turns = list(given.messages)
+        if given.tools:
+            text = f"{TOOLS}{_dsml.schemas(given.tools)}\n</functions>\n"
+            turns = _dsml.with_tools(turns, text)
+        writer = _Writer(turns, thinks=thinks(given.variables))
         written = [writer.turn(at) for at in range(len(turns))]
         if given.adds_generation_prompt:
             written.append(writer.opening(len(turns)))
         return BEGIN + "".join(written)
-
-    def sources(self) -> Mapping[str, str]:
-        """Return a sample of a prompt with tools."""
-        question = [{"role": "user", "content": "..."}]
-        tool = {"function": {"name": "..."}}
-        given = RendererInput(messages=question, tools=[tool], variables={"thinking": True})
-        return {"default": self.render(given)}
-
-
-def _thinks(variables: Mapping[str, Any]) -> bool:
-    return bool(next((variables[name] for name in SWITCHES if name in variables), False))
-
-
-def _with_tools(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the messages, the tools in the first system message, which is added if need be."""
-    turns = list(messages)
-    if not tools:
-        return turns
-    if not turns or turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": ""})
-    schemas = "\n".join(_json(tool["function"]) for tool in tools)
-    text = f"{turns[0]['content']}\n\n{TOOLS}{schemas}\n</functions>\n"
-    return [turns[0] | {"content": text}, *turns[1:]]
 
 
 class _Writer:
@@ -139,6 +104,7 @@ class _Writer:
         self._thinks = thinks
         users = (at for at, turn in enumerate(turns) if turn["role"] == "user")
         self._last_user = max(users, default=-1)
+        self._called = _called(turns)
 
     def turn(self, at: int) -> str:
         """Return a turn, with what opens the model's after it if another turn follows. Raises:
@@ -167,17 +133,14 @@ class _Writer:
         return at < len(self._turns) and self._turns[at]["role"] == "tool"
 
     def _result(self, at: int) -> str:
-        first = at
-        while first > 0 and self._is_result(first - 1):
-            first -= 1
-        if first == 0 or not self._turns[first - 1].get("tool_calls"):
+        if not self._called[at]:
             raise RequestError(
                 "a tool's result needs a call before it.",
                 where=f"messages[{at}]",
                 fix="send the assistant's message with its tool_calls, too.",
                 code="renderer_error",
             )
-        start = f"\n\n{RESULTS}" if first == at else ""
+        start = "" if self._is_result(at - 1) else f"\n\n{RESULTS}"
         end = "" if self._is_result(at + 1) else f"\n{RESULTS_END}"
         return f"{start}\n<result>{self._turns[at]['content']}</result>{end}"
 
@@ -185,19 +148,14 @@ class _Writer:
         turn = self._turns[at]
         is_current = self._thinks and at > self._last_user
         thoughts = f"{turn.get('reasoning_content', '')}{THINK_END}" if is_current else ""
-        calls = "\n".join(_call(call["function"]) for call in turn.get("tool_calls", ()))
-        section = f"\n\n{CALLS}\n{calls}\n{CALLS_END}" if calls else ""
-        return f"{thoughts}{turn['content']}{section}{END}"
+        calls = _dsml.section(turn.get("tool_calls", ()), "function_calls")
+        return f"{thoughts}{turn['content']}{calls}{END}"
 
 
-def _call(function: Mapping[str, Any]) -> str:
-    parameters = "\n".join(
-        f'<{DSML}parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
-        f"{value if isinstance(value, str) else _json(value)}</{DSML}parameter>"
-        for name, value in function["arguments"].items()
-    )
-    return f'<{DSML}invoke name="{function["name"]}">\n{parameters}\n</{DSML}invoke>'
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _called(turns: Sequence[dict[str, Any]]) -> list[bool]:
+    """Return for each turn whether calls come before the results that it ends or belongs to."""
+    found: list[bool] = []
+    for turn in turns:
+        is_result = turn["role"] == "tool"
+        found.append(bool(found and found[-1]) if is_result else bool(turn.get("tool_calls")))
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 OPEN, SEP, CLOSE = "<|open|>", "<|sep|>", "<|close|>"
+MESSAGE_END = "<|end_of_msg|>"
 LAYOUT = (
     f"{OPEN}response{SEP}",
     f"{CLOSE}response{SEP}",
     f"{CLOSE}message{SEP}",
-    "<|end_of_msg|>",
+    MESSAGE_END,
 )

@@ -1,6 +1,6 @@
 """Tool calls of Kimi K3: call and argument tags of the family's own markup, in one section.
 
-Source: the chat template of Kimi-K3. An argument's tag says its type.
+Source: the format that Kimi-K3's encoding_k3.py defines. An argument's tag says its type.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from dovetail.config.config import Config
 from dovetail.errors import RequestError
 from dovetail.interfaces.renderer import Renderer, RendererFacts, RendererInput
 from dovetail.server.generate.tools.parsers import choose_parsers
-from dovetail_plugins.renderers.deepseek_v32 import BEGIN, CODE, TOOLS, DeepseekV32
+from dovetail_plugins.renderers._dsml import BEGIN
+from dovetail_plugins.renderers.deepseek_v32 import CODE, TOOLS, DeepseekV32
 from dovetail_testing.fakes.async_engine import CHATML, FakeFacts
 from support.renderers import known, renderer_named
 

@@ -97,11 +97,11 @@ def test_a_model_of_deepseek_is_rendered_by_its_code() -> None:
 
 def test_a_model_with_code_and_no_template_says_what_helps(tmp_path: Path) -> None:
     (tmp_path / "encoding").mkdir()
-    (tmp_path / "encoding" / "encoding_dsv4.py").write_text("raise SystemExit('nobody runs this')")
+    (tmp_path / "encoding" / "encoding_own.py").write_text("raise SystemExit('nobody runs this')")
     app, _ = app_for(engine=engine_of(path=str(tmp_path)))
     error = chat(app).json()["error"]
     assert error["code"] == "no_chat_template"
-    assert "encoding/encoding_dsv4.py" in error["message"] and "--renderer" in error["message"]
+    assert "encoding/encoding_own.py" in error["message"] and "--renderer" in error["message"]
     assert "chat" not in send(app, "GET", "/v1/models").json()["data"][0]["capabilities"]
 
 
