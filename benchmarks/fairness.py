@@ -17,12 +17,13 @@ import asyncio
 import json
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -92,23 +93,18 @@ async def crowd(url: str, count: int, *, stream: bool) -> None:
         await asyncio.gather(*(again(client, number) for number in range(count)))
 
 
-def run_crowd(url: str, count: int, stream: bool) -> None:
-    """Be A's client until the process is ended."""
-    asyncio.run(crowd(url, count, stream=stream))
-
-
 @contextmanager
 def crowded(url: str, count: int, *, stream: bool) -> Iterator[None]:
-    """Have A's client run meanwhile, if there is a crowd."""
-    client = get_context("spawn").Process(target=run_crowd, args=(url, count, stream), daemon=True)
-    if count:
-        client.start()
-    try:
+    """Have A's client run meanwhile, in a process, if there is a crowd."""
+    if not count:
         yield
-    finally:
-        if count:
+        return
+    words = [sys.executable, __file__, "--crowd", str(count), "--be-crowd", url]
+    with subprocess.Popen([*words, "--stream"] if stream else words) as client:
+        try:
+            yield
+        finally:
             client.kill()
-            client.join()
 
 
 async def num_generated(client: httpx.AsyncClient) -> int:
@@ -164,7 +160,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--stream", action="store_true", help="stream A's answers, too")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--be-crowd", metavar="URL", help="be A's client of this server")
     options = parser.parse_args()
+    if options.be_crowd:
+        asyncio.run(crowd(options.be_crowd, options.crowd, stream=options.stream))
     cases = {"alone": ("fcfs", 0), "fcfs": ("fcfs", options.crowd), "fair": ("fair", options.crowd)}
     phases: dict[str, list[Phase]] = {name: [] for name in cases}
     for _ in range(options.rounds):
