@@ -63,7 +63,8 @@ def test_versions_agree_and_the_citation_is_one() -> None:
     assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
     project = release_files.project_of(ROOT)
     assert str(citation["version"]) == project.version
-    assert f"License: {citation['license']}" in "License: Apache-2.0"
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'license = "{citation["license"]}"' in pyproject
     policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert f"{citation['repository-code']}/security" in policy
     assert len(project.entry_points) > 20 and "torch" in project.dependencies

@@ -179,7 +179,7 @@ class Checklist:
     def image(self) -> str:
         """Count what the container for CPUs takes, and whether it answers without what it drops."""
         environment = self._environment()
-        if environment.torch_cuda():
+        if environment.has_cuda():
             raise Untried("pip found only a torch with CUDA here, and the image takes one without")
         full = environment.num_bytes()
         dockerfile = (self.root / DOCKERFILE).read_text(encoding="utf-8")

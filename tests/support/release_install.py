@@ -113,7 +113,7 @@ class Environment:
         if ANSWER not in answer or status:
             raise Failed(f"the server answered {answer!r} and ended with {status}; {log} has more.")
 
-    def torch_cuda(self) -> bool:
+    def has_cuda(self) -> bool:
         """Return whether its torch has CUDA."""
         text = (self.site / "torch" / "version.py").read_text(encoding="utf-8")
         return re.search(r"^cuda\b.*= None$", text, re.MULTILINE) is None
