@@ -3,8 +3,8 @@
     make release-check
     PYTHONPATH=tests python -m support.release_check --root . --out build/release --pythons 3.11
 
-Needs the extra `release`, Linux and a C++ compiler; imports nothing of dovetail. Exits with status 1
-if a step failed. The files to publish are in OUT/dist, each command's output is in OUT/logs.
+Needs the extra `release`, Linux and a C++ compiler; imports nothing of dovetail. Exits with status
+1 if a step failed. The files to publish are in OUT/dist, each command's output is in OUT/logs.
 """
 
 from __future__ import annotations

@@ -192,9 +192,8 @@ def sbom_faults(path: Path, project: Project) -> list[str]:
     """Return what is wrong with a CycloneDX list of an environment's packages."""
     document = json.loads(path.read_text(encoding="utf-8"))
     parts = {distribution_of(part["name"]): part for part in document.get("components", ())}
-    faults = [
-        f"the SBOM lacks {name}." for name in sorted({project.name, *project.dependencies} - {*parts})
-    ]
+    missing = {project.name, *project.dependencies} - parts.keys()
+    faults = [f"the SBOM lacks {name}." for name in sorted(missing)]
     if document.get("bomFormat") != "CycloneDX":
         faults.append(f"the SBOM's format is {document.get('bomFormat')}, not CycloneDX.")
     if (version := parts.get(project.name, {}).get("version", project.version)) != project.version:
@@ -204,7 +203,9 @@ def sbom_faults(path: Path, project: Project) -> list[str]:
 
 def trimmings_of(dockerfile: str) -> list[str]:
     """Return the shell commands with which the image drops files of $SITE, in order."""
-    return re.findall(r'^ *(?:RUN|&&) ((?:rm|find) .*"\$SITE".*?)(?: \\)?$', dockerfile, re.MULTILINE)
+    return re.findall(
+        r'^ *(?:RUN|&&) ((?:rm|find) .*"\$SITE".*?)(?: \\)?$', dockerfile, re.MULTILINE
+    )
 
 
 def bytes_below(*folders: Path) -> int:

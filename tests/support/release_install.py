@@ -1,4 +1,4 @@
-"""A clean environment of the release checklist: the wheel installed without a compiler, and used."""
+"""A clean environment of the release checklist: the wheel installed without a compiler, used."""
 
 from __future__ import annotations
 
