@@ -134,10 +134,12 @@ def test_faults_of_an_sdist_are_found(tmp_path: Path) -> None:
 
 
 def test_faults_of_an_sbom_are_found(tmp_path: Path) -> None:
-    bom = {"bomFormat": "SPDX", "components": [{"name": "dovetail_llm", "version": "0.0.9"}]}
+    ours = {"name": "dovetail_llm", "version": "0.0.9", "url": "file:///home/x.whl"}
+    bom = {"bomFormat": "SPDX", "components": [ours]}
     (tmp_path / "sbom.json").write_text(json.dumps(bom))
     assert release_files.sbom_faults(tmp_path / "sbom.json", PROJECT) == [
         "the SBOM lacks torch.",
+        "the SBOM names file:///home/x.whl of this machine.",
         "the SBOM's format is SPDX, not CycloneDX.",
         "the SBOM has dovetail-llm 0.0.9, not 0.1.0.",
     ]

@@ -190,10 +190,12 @@ def entry_points_of(text: str) -> EntryPoints:
 
 def sbom_faults(path: Path, project: Project) -> list[str]:
     """Return what is wrong with a CycloneDX list of an environment's packages."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    document = json.loads(text)
     parts = {distribution_of(part["name"]): part for part in document.get("components", ())}
     missing = {project.name, *project.dependencies} - parts.keys()
     faults = [f"the SBOM lacks {name}." for name in sorted(missing)]
+    faults += [f"the SBOM names {url} of this machine." for url in re.findall(r"file:[^\"]*", text)]
     if document.get("bomFormat") != "CycloneDX":
         faults.append(f"the SBOM's format is {document.get('bomFormat')}, not CycloneDX.")
     if (version := parts.get(project.name, {}).get("version", project.version)) != project.version:

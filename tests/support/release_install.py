@@ -67,6 +67,8 @@ class Environment:
         pip = (self.python, "-m", "pip", "--disable-pip-version-check")
         self._run(*pip, "install", "--no-cache-dir", "--no-compile", "--only-binary=:all:", wheel)
         self._run(*pip, "check")
+        for file in self.site.glob("*.dist-info/direct_url.json"):
+            file.unlink()  # an installation by name has none: the SBOM names no file of this machine
 
     def uses(self, project: Project) -> str:
         """Use dovetail as after an installation; return what it runs on. Raises: Failed"""
