@@ -68,7 +68,7 @@ class Environment:
         self._run(*pip, "install", "--no-cache-dir", "--no-compile", "--only-binary=:all:", wheel)
         self._run(*pip, "check")
         for file in self.site.glob("*.dist-info/direct_url.json"):
-            file.unlink()  # an installation by name has none: the SBOM names no file of this machine
+            file.unlink()  # as after an installation by name; the SBOM would name it
 
     def uses(self, project: Project) -> str:
         """Use dovetail as after an installation; return what it runs on. Raises: Failed"""
