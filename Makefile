@@ -44,7 +44,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve kernels test test-core test-quick test-full test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site bench clean
+.PHONY: serve kernels test test-core test-quick test-full test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site release-check bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -178,6 +178,23 @@ docs-site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f docs/site/mkdocs.yml
 	@echo "open $(CURDIR)/build/site/index.html"
 
+# What would be published is built, checked and tried (docs/versions.md has the list). The wheel is
+# installed for each of these versions of Python that the machine has; each needs 1 GB of disk, or
+# 6 GB where pip finds only a torch with CUDA. The first compilation takes minutes.
+PYTHONS ?= 3.11 3.12 3.13
+release-check: build/release/tools/.installed
+	PYTHONPATH=tests PATH="$(CURDIR)/build/release/tools/bin:$$PATH" \
+	  build/release/tools/bin/python -m support.release_check --pythons $(PYTHONS)
+
+build/release/tools/.installed: pyproject.toml
+	$(PYTHON) -m venv build/release/tools
+	$(call requirements_of,release) > build/release/tools/release.txt
+	build/release/tools/bin/python -m pip install --quiet -r build/release/tools/release.txt
+	@touch $@
+
+# The requirements of an extra, a line each, for an environment without dovetail.
+requirements_of = $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"], sep="\n")'
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -196,7 +213,7 @@ kernels:
 
 # Without dovetail itself, which the site does not need.
 $(VENV)/.docs: $(BIN)/python pyproject.toml
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)/docs.txt
+	$(call requirements_of,docs) > $(VENV)/docs.txt
 	$(BIN)/python -m pip install --quiet -r $(VENV)/docs.txt
 	@touch $@
 

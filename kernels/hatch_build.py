@@ -18,13 +18,22 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CPU = Path("kernels/dovetail_kernels/cpu")
 EDITABLE = "editable"
+NO_WINDOWS = (
+    "dovetail does not run on Windows: it locks files and drives processes as on Unix. "
+    "Install it in WSL 2."
+)
 
 
 class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
     """Adds the library; a wheel that has one is tagged for this platform, for any Python 3."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile before the files are gathered. Mutates: build_data"""
+        """Compile before the files are gathered. Mutates: build_data
+
+        Raises: OSError on Windows
+        """
+        if sys.platform == "win32":
+            raise OSError(NO_WINDOWS)
         cpu = Path(self.root, CPU)
         recipe = runpy.run_path(str(cpu / "recipe.py"))
         sets = recipe["source_sets"]() if version == EDITABLE else None

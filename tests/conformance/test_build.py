@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def pip(*words: str | Path, python: Path | None = None) -> str:
 def test_a_wheel_compiles_every_set_in_order_and_says_so(
     source: Path, log: Path, tmp_path: Path
 ) -> None:
+    (source / ".gitignore").unlink()  # which a build from an sdist does not read
     told = pip("wheel", source, "-w", tmp_path / "wheels")
     sets = [*recipe.all_sets(os.uname().machine)]
     assert compiled(log) == sets
@@ -90,6 +92,10 @@ def test_a_wheel_compiles_every_set_in_order_and_says_so(
     assert "Running command Preparing metadata" in metadata
     assert "compiling" not in metadata
     assert "compiling" in build
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    (library,) = [name for name in names if "/_lib/" in name]  # without its objects
+    assert library.endswith(".so")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a shell script")

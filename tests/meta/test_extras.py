@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 OWN = re.compile(r"dovetail-llm\[([\w,-]+)\]")
-FOR_USERS = EXTRAS.keys() - {"all", "test", "lint", "docs"}
+FOR_USERS = EXTRAS.keys() - {"all", "test", "lint", "docs", "release"}
 DISTRIBUTIONS = {
     "runai_model_streamer": "runai-model-streamer",
     "lmformatenforcer": "lm-format-enforcer",
