@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from dovetail import registry
 from dovetail.engine.active_request import ActiveRequest, StepInFlight
 from dovetail.engine.affinity import keep_to
@@ -25,10 +27,10 @@ from dovetail.engine.parts.part import StepRecord
 from dovetail.engine.request_tracker import RequestTracker
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
-from dovetail.errors import EngineDead
+from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import DROP_WEIGHTS, READ_WEIGHTS, UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -51,7 +53,8 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the steps recorded so far."""
+    """One engine. `num_steps` counts the steps recorded so far. `weights` are the arguments of the
+    last update of its weights: their path and version."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
@@ -60,6 +63,7 @@ class EngineCore:
         """
         self.spec = spec
         self.num_steps = 0
+        self.weights: dict[str, Any] = {}
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
         self._stalled_since_s = 0.0
@@ -242,8 +246,11 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Invalidate every cached prefix, on the device and in external stores, since the weights
-        may have changed. Running requests keep their blocks."""
+        may have changed. Running requests keep their blocks, which no other request will find."""
         self.cache.forget_all()
+        for active in self._requests.active.values():
+            if any(self.cache.blocks_of(active.request)) or self.cache.find_swapped(active.request):
+                active.request.share_nothing()
         for part in self._parts:
             part.distrust(self._requests.active)
         for part in self._parts:
@@ -252,7 +259,27 @@ class EngineCore:
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Run a method on the workers of all ranks, after the steps in flight; return their
         answers. Raises: RequestError"""
+        if call.method == UPDATE_WEIGHTS:
+            return self._update_weights(call)
         return self._executor.collective_rpc(call)
+
+    def _update_weights(self, call: WorkerCall) -> list[Any]:
+        """Let all ranks use new weights, or none; reuse nothing computed by the old ones.
+        Raises: RequestError; EngineDead if only some use them. Mutates: self"""
+        try:
+            self._executor.collective_rpc(structs.replace(call, method=READ_WEIGHTS))
+        except RequestError:
+            self._executor.collective_rpc(WorkerCall(method=DROP_WEIGHTS))
+            raise
+        if call.kwargs.get("running") == "abort":
+            self.abort_all()
+        try:
+            answers = self._executor.collective_rpc(structs.replace(call, timeout_s=None))
+        except RequestError as error:
+            raise EngineDead(f"its weights are partly new, partly old: {error.what}") from error
+        self.weights = call.kwargs
+        self.reset_prefix_cache()
+        return answers
 
     def check_idle(self) -> None:
         """Check the invariants of an engine without requests. Raises: AssertionError."""

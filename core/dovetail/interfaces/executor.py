@@ -31,6 +31,11 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
+READ_WEIGHTS, UPDATE_WEIGHTS, DROP_WEIGHTS = "read_weights", "update_weights", "drop_weights"
+"""Methods of a worker whose weights can be replaced. The first reads new ones next to those in use,
+the second uses them from then on, with the same arguments; the third drops what was read."""
+
+
 class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
     """Blocks to load from a store, numbered from `first` on until released. `source` is what the
     index said about their location (StoreIndex.look)."""

@@ -40,7 +40,7 @@ from dovetail.interfaces.data.spec import (
     Selection,
 )
 from dovetail.interfaces.data.step import Pooled, TokenLogprobs
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.observability.caller import CALLER
@@ -268,6 +268,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.reset_fault: Exception | None = None
         self.call_fault: Exception | None = None
         self.worker_calls: list[WorkerCall] = []
+        self.weights: dict[str, Any] = {}
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -344,6 +345,8 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if self.call_fault is not None:
             raise self.call_fault
         self.worker_calls.append(call)
+        if call.method == UPDATE_WEIGHTS:
+            self.weights = call.kwargs
         return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:
