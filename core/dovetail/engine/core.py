@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import structs
-
 from dovetail import registry
 from dovetail.engine.active_request import ActiveRequest, StepInFlight
 from dovetail.engine.affinity import keep_to
@@ -53,8 +51,8 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the steps recorded so far. `weights` are the arguments of the
-    last update of its weights: their path and version."""
+    """One engine. `num_steps` counts the steps recorded so far, `weights` are the path and version
+    of new weights."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
@@ -258,26 +256,23 @@ class EngineCore:
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Run a method on the workers of all ranks, after the steps in flight; return their
-        answers. Raises: RequestError"""
-        if call.method == UPDATE_WEIGHTS:
-            return self._update_weights(call)
-        return self._executor.collective_rpc(call)
-
-    def _update_weights(self, call: WorkerCall) -> list[Any]:
-        """Let all ranks use new weights, or none; reuse nothing computed by the old ones.
-        Raises: RequestError; EngineDead if only some use them. Mutates: self"""
+        answers. New weights are used by all ranks or by none; then nothing computed by the old ones
+        is reused. Raises: RequestError; EngineDead if only some ranks use new weights"""
+        rpc, weights = self._executor.collective_rpc, call.kwargs
+        if call.method != UPDATE_WEIGHTS:
+            return rpc(call)
         try:
-            self._executor.collective_rpc(structs.replace(call, method=READ_WEIGHTS))
+            rpc(WorkerCall(method=READ_WEIGHTS, args=call.args, kwargs=weights))
         except RequestError:
-            self._executor.collective_rpc(WorkerCall(method=DROP_WEIGHTS))
+            rpc(WorkerCall(method=DROP_WEIGHTS))
             raise
-        if call.kwargs.get("running") == "abort":
+        if weights.get("running") == "abort":
             self.abort_all()
         try:
-            answers = self._executor.collective_rpc(structs.replace(call, timeout_s=None))
+            answers = rpc(WorkerCall(method=UPDATE_WEIGHTS, kwargs=weights))
         except RequestError as error:
             raise EngineDead(f"its weights are partly new, partly old: {error.what}") from error
-        self.weights = call.kwargs
+        self.weights = weights
         self.reset_prefix_cache()
         return answers
 

@@ -32,8 +32,7 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 READ_WEIGHTS, UPDATE_WEIGHTS, DROP_WEIGHTS = "read_weights", "update_weights", "drop_weights"
-"""Methods of a worker whose weights can be replaced. The first reads new ones next to those in use,
-the second uses them from then on, with the same arguments; the third drops what was read."""
+"""Methods of workers: read a `path` next to the weights in use, use what was read, drop it."""
 
 
 class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):

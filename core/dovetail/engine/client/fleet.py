@@ -205,7 +205,7 @@ class Fleet(EngineOperations):
         if call.method == UPDATE_WEIGHTS:
             for connection in self._living():
                 connection.weights = call.kwargs
-            self._forget_prefixes()
+                self._routing.forget(connection)
         return answers
 
     def _forget_prefixes(self) -> None:
