@@ -41,8 +41,8 @@ AUTO = Selection(
     kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto"
 )
 NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version",
-                "use_cache", "unsloth_version", "unsloth_fixed"}  # fmt: skip
-"""Settings of config.json that change nothing here."""
+                "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}  # fmt: skip
+"""Settings of config.json that do not change what a model computes."""
 REGISTERED = ("_parameters", "_buffers", "_modules")
 NAMES_SHOWN = 5
 
@@ -171,8 +171,10 @@ def _settings(model: ModelSpec) -> dict[str, Any]:
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    for name in (one.keys() | other.keys()) - NOT_COMPARED:
-        mine, its = one.get(name), other.get(name)
+    """Yield the settings that both have, with other values. What only one has may be a default that
+    another version of transformers writes down."""
+    for name in (one.keys() & other.keys()) - NOT_COMPARED:
+        mine, its = one[name], other[name]
         if isinstance(mine, Mapping) and isinstance(its, Mapping):
             yield from (f"{name}.{inner}" for inner in _differences(mine, its))
         elif mine != its:

@@ -288,16 +288,16 @@ def test_weights_are_replaced_on_all_ranks_or_on_none(
 
 
 def test_blocks_of_running_requests_are_not_found_after_a_reset() -> None:
-    """Neither those they have nor those they fill later; one that waits is hashed as before."""
+    """Neither those they have nor those they fill later, where another has the blocks before."""
     run = Run()
     run.core.add(request("old", "a" * 40, max_tokens=30))
     run.step()
     run.core.reset_prefix_cache()
-    before = run.core.cache.num_hit_tokens
     run.finish()
-    text = "a" * 40 + "".join(chr(one) for one in run.tokens["old"])
-    for name in ("new", "again"):
-        run.core.add(request(name, text, max_tokens=1))
+    hits = []
+    for name, text in (("new", []), ("more", run.tokens["old"])):
+        before = run.core.cache.num_hit_tokens
+        run.core.add(request(name, "a" * 40 + "".join(map(chr, text)), max_tokens=1))
         run.finish()
-        hits, before = run.core.cache.num_hit_tokens - before, run.core.cache.num_hit_tokens
-        assert (hits > 0) == (name == "again")
+        hits.append(run.core.cache.num_hit_tokens - before)
+    assert hits == [0, 40]
