@@ -1,4 +1,4 @@
-"""Weights are replaced while an engine runs: its answers are those of an engine started with them."""
+"""Weights are replaced while an engine runs: it answers as one that was started with them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,14 @@ pytestmark = pytest.mark.e2e
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = [list(range(5, 45)), list(range(9, 30)), [7, 8, 9]]
 HEADER = "x-dovetail-weights-version"
-ENGINE: dict[str, Any] = {"device": "cpu", "use_tqdm_on_load": False, "kv_cache_memory_bytes": 4 << 20,
-                          "block_size": 16, "max_model_len": 256}  # fmt: skip
+SIZES: dict[str, Any] = {"tie_word_embeddings": True, "max_position_embeddings": 1024}
+ENGINE: dict[str, Any] = {
+    "device": "cpu",
+    "use_tqdm_on_load": False,
+    "kv_cache_memory_bytes": 4 << 20,
+    "block_size": 16,
+    "max_model_len": 256,
+}
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
@@ -50,7 +56,7 @@ def turned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "a"
-    return write_tiny_checkpoint(folder, "Qwen3ForCausalLM", tie_word_embeddings=True)
+    return write_tiny_checkpoint(folder, "Qwen3ForCausalLM", **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +157,9 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(first: Path, second: Pat
     other = copy_of(first, "other", turned)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
-    wider = write_tiny_checkpoint(first.with_name("wider"), "Qwen3ForCausalLM", intermediate_size=96)
+    wider = write_tiny_checkpoint(
+        first.with_name("wider"), "Qwen3ForCausalLM", **SIZES | {"intermediate_size": 96}
+    )
     shutil.copy(first / "config.json", wider / "config.json")
     wrong = {
         first.with_name("none"): "has no weights",

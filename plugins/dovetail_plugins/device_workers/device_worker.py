@@ -142,7 +142,7 @@ class DeviceWorker(Worker):
     def update_weights(
         self, *, path: str, version: str = "", running: str = RUNNING[0]
     ) -> dict[str, str]:
-        """Use what `read_weights` has read; return the path and the version. Raises: RequestError"""
+        """Use what `read_weights` has read; return path and version. Raises: RequestError"""
         self._new_weights().use(path)
         return {"path": path, "version": version}
 

@@ -1,8 +1,8 @@
 """NewWeights: reads another checkpoint of the running model, and copies it over the weights in use.
 
-What is read is a second model, loaded and repacked as the running one was. So a checkpoint that does
-not fit is refused before a weight changes, and copying keeps every address: recorded steps, captured
-graphs and adapters stay valid. Both copies are in memory until the new one is in use.
+What is read is a second model, loaded and repacked as the running one was. So a checkpoint that
+does not fit is refused before a weight changes, and copying keeps every address: recorded steps,
+captured graphs and adapters stay valid. Both copies are in memory until the new one is in use.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 Files = tuple[tuple[str, int, int], ...]
 WHERE = "path"
 ONE_MODEL = "name a checkpoint of the running model, such as a trainer saves."
-AUTO = Selection(
-    kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto"
-)
+AUTO = Selection(kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto")
 NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version",
                 "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}  # fmt: skip
 """Settings of config.json that do not change what a model computes."""
@@ -57,7 +55,7 @@ class ReadWeights:
 
 
 class NewWeights:
-    """What may replace the weights of a rank's model. `release` returns free memory to the system."""
+    """What may replace the weights of a rank's model. `release` returns memory to the system."""
 
     def __init__(self, runner: ModelRunner, release: Callable[[], None]) -> None:
         self._runner, self._release = runner, release
@@ -92,8 +90,8 @@ class NewWeights:
 
     @torch.inference_mode()
     def use(self, path: str) -> None:
-        """Use what was read from a path. Raises: RequestError if nothing was. Mutates: the model, and
-        the runner's run, by which it is loaded again"""
+        """Use what was read from a path. Raises: RequestError if nothing was. Mutates: the model,
+        and the runner's run, by which it is loaded again"""
         read = self._read
         if read is None or read.run.model.path != path:
             raise RequestError("nothing was read from there.", where=WHERE, fix="read it first.")
@@ -201,14 +199,16 @@ def verify_numbers(run: RunSpec) -> None:
     """Raise RequestError if a checkpoint has a value that is no number (NaN)."""
     load_format = cast(LoadFormat, registry.make(run.load_format))
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
-    for name, tensor in load_format.tensors(Checkpoint(path=run.model.path, ignore_patterns=ignored)):
-        if tensor.is_floating_point() and tensor.element_size() > 1:
-            if math.isnan(float(tensor.sum(dtype=torch.float32))):
-                raise RequestError(
-                    f"{name} has values that are no numbers (NaN).",
-                    where=run.model.path,
-                    fix="save the checkpoint of an earlier step.",
-                )
+    for name, tensor in load_format.tensors(
+        Checkpoint(path=run.model.path, ignore_patterns=ignored)
+    ):
+        is_wide = tensor.is_floating_point() and tensor.element_size() > 1
+        if is_wide and math.isnan(float(tensor.sum(dtype=torch.float32))):
+            raise RequestError(
+                f"{name} has values that are no numbers (NaN).",
+                where=run.model.path,
+                fix="save the checkpoint of an earlier step.",
+            )
 
 
 def pairs_of(running: nn.Module, read: nn.Module) -> Iterator[Pair]:
@@ -260,7 +260,9 @@ def _layouts(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _has_tensors(value: Mapping[Any, Any]) -> bool:
-    inner = (one for held in value.values() for one in (held if isinstance(held, tuple) else (held,)))
+    inner = (
+        one for held in value.values() for one in (held if isinstance(held, tuple) else (held,))
+    )
     return any(isinstance(one, torch.Tensor) for one in inner)
 
 

@@ -88,7 +88,12 @@ def test_new_weights_are_read_by_all_before_any_uses_them() -> None:
     assert engine.worker_calls[-1].kwargs == {"path": "/new/b", "version": "8", "running": "keep"}
     assert send(app, "POST", "/v1/completions", {"prompt": "a"}).headers[HEADER] == "8"
     assert HEADER not in send(app, "POST", "/v1/completions", {"prompt": 1.5}).headers
-    for wrong in ({}, {"path": ""}, {**body, "running": "recompute"}, {**body, "weights_version": "a b"}):
+    for wrong in (
+        {},
+        {"path": ""},
+        {**body, "running": "recompute"},
+        {**body, "weights_version": "a b"},
+    ):
         assert send(app, "POST", "/update_weights", wrong).status_code in (400, 422)
     engine.call_fault = RequestError("rank 1: /new/c has no weights.", where="path")
     answer = send(app, "POST", "/update_weights", {"path": "/new/c"})

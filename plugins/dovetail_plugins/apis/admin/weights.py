@@ -1,8 +1,8 @@
 """POST /update_weights: use another checkpoint of the running model, between two steps.
 
 Every rank of every engine reads it first, and none uses it unless all can. The answers of a server
-with this route have a header that says which weights they began with. `/update_weights_from_disk` is
-the same with the names of SGLang's fields.
+with this route have a header that says which weights they began with.
+`/update_weights_from_disk` is the same with the names of SGLang's fields.
 """
 
 from __future__ import annotations
