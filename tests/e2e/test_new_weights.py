@@ -122,7 +122,7 @@ def test_blocks_of_a_request_that_ran_over_the_change_are_not_found(
         update(llm, second)
         while engine.has_work:
             step()
-        said = [list(results[key].outputs[0].token_ids) for key in keys]
+        said = [list(results[key].deltas[0].token_ids) for key in keys]
         assert [len(one) for one in said] == [60, 60]
         follow = [prompt + own + [3] for prompt, own in zip(prompts, said, strict=True)]
         wanted = fresh(second, [*prompts, *follow])
@@ -135,7 +135,7 @@ def test_blocks_of_a_request_that_ran_over_the_change_are_not_found(
         update(llm, first, running="abort")
         while engine.has_work:
             step()
-        assert results[aborted].outputs[0].finish_reason == "abort"
+        assert results[aborted].deltas[0].finish_reason == "abort"
 
 
 def without(name: str) -> Change:
