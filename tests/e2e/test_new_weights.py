@@ -164,7 +164,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(first: Path, second: Pat
     wrong = {
         first.with_name("none"): "has no weights",
         lacking: "1 missing: ",
-        ill: "no numbers",
+        ill: "not numbers",
         cut: "model.safetensors",
         other: "rms_norm_eps",
         wider: "misfitting",

@@ -196,7 +196,7 @@ def verify_room(path: str, run: RunSpec, device: torch.device) -> None:
 
 
 def verify_numbers(run: RunSpec) -> None:
-    """Raise RequestError if a checkpoint has a value that is no number (NaN)."""
+    """Raise RequestError if a checkpoint has a value that is not a number (NaN)."""
     load_format = cast(LoadFormat, registry.make(run.load_format))
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
     for name, tensor in load_format.tensors(
@@ -205,7 +205,7 @@ def verify_numbers(run: RunSpec) -> None:
         is_wide = tensor.is_floating_point() and tensor.element_size() > 1
         if is_wide and math.isnan(float(tensor.sum(dtype=torch.float32))):
             raise RequestError(
-                f"{name} has values that are no numbers (NaN).",
+                f"{name} has values that are not numbers (NaN).",
                 where=run.model.path,
                 fix="save the checkpoint of an earlier step.",
             )

@@ -277,8 +277,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.owners: list[tuple[str, float]] = []
-        self.num_pending_tokens = 0
-        self.most_running = 0
+        self.num_pending_tokens = self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies, self._input)
 
@@ -345,8 +344,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if self.call_fault is not None:
             raise self.call_fault
         self.worker_calls.append(call)
-        if call.method == UPDATE_WEIGHTS:
-            self.weights = call.kwargs
+        self.weights = call.kwargs if call.method == UPDATE_WEIGHTS else self.weights
         return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:

@@ -96,7 +96,7 @@ async def _update(server: App, path: str, version: str | None, running: str) -> 
 
 
 class WeightsHeader:
-    """Middleware that adds the weights' version to every answer that is no error."""
+    """Middleware that adds the version of the weights to every answer but errors."""
 
     def __init__(self, app: ASGIApp, *, engine: Any) -> None:
         self._app, self._engine = app, engine
