@@ -70,10 +70,11 @@ class NewWeights:
         self.drop()
         try:
             self._read = self._checked(path, files)
-        except ConfigError as error:
-            raise RequestError(error.what, where=error.where, fix=error.fix) from error
-        finally:
+        except BaseException as error:
             self._release()
+            if isinstance(error, ConfigError):
+                raise RequestError(error.what, where=error.where, fix=error.fix) from error
+            raise
 
     def _checked(self, path: str, files: Files) -> ReadWeights:
         """Return a checkpoint that can replace the weights. Raises: RequestError, ConfigError"""
