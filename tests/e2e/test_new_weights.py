@@ -18,7 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.errors import RequestError
+from dovetail_plugins.packed_weights import entry_file, loading
+from dovetail_plugins.packed_weights.folder import cache_folder, entries
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.gguf_files import write_gguf
 from support.inside import engine_of, runner_of
 from support.server_process import ServerProcess
 from support.tiny_adapters import write_adapter
@@ -207,6 +210,33 @@ def test_adapters_stay_and_sleep_reads_the_new_weights(
             update(llm, first)
         llm.wake_up()
         assert (answers(llm), answers(llm, lora_request=adapter)) == (plain, wanted)
+
+
+def test_the_cache_of_packed_weights_stays_as_it_is(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GGUF files, whose packed weights are written in the background and mapped by a later start:
+    an update right after the start changes nothing there. What is read from disk stays so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "LEAST_BYTES", 0)
+    source = write_tiny_checkpoint(tmp_path / "a", "Qwen3ForCausalLM", **SIZES, hidden_size=256)
+    files = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
+    for folder, file in zip((source, copy_of(source, "b", turned)), files, strict=True):
+        write_gguf(folder, file, lambda name: "F32" if "norm" in name else "Q4_K")
+    mine, its = (fresh(file, weight_cache=False) for file in files)
+    assert mine != its
+    for _ in range(2):  # packs, then maps what was packed
+        with LLM(str(files[0]), **ENGINE) as llm:
+            assert answers(llm) == mine
+            update(llm, files[1])
+            assert answers(llm) == its
+        (entry,) = entries(cache_folder())
+        assert entry_file.check(entry.path, entry.key) is None
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1)
+    with LLM(str(files[0]), **ENGINE) as llm:
+        with pytest.raises(RequestError, match="start the server again"):
+            update(llm, files[1])
+        assert answers(llm) == mine
 
 
 def lines_of(response: httpx.Response) -> Iterator[str]:
