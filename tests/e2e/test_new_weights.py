@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.spec import ExpertBalanceSpec
+from dovetail_plugins.device_workers.new_weights import verify_replaceable
 from dovetail_plugins.packed_weights import entry_file, loading
 from dovetail_plugins.packed_weights.folder import cache_folder, entries
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from dovetail_testing.tiny.transformer import tiny_run
 from support.gguf_files import write_gguf
 from support.inside import engine_of, runner_of
 from support.server_process import ServerProcess
@@ -237,6 +241,16 @@ def test_the_cache_of_packed_weights_stays_as_it_is(
         with pytest.raises(RequestError, match="start the server again"):
             update(llm, files[1])
         assert answers(llm) == mine
+
+
+@pytest.mark.parametrize(
+    "change", [{"offload_bytes": 1}, {"expert_balance": ExpertBalanceSpec()}, {"kv_steps": (1, 1)}]
+)
+def test_weights_that_are_not_replaced(change: dict[str, Any]) -> None:
+    verify_replaceable(tiny_run())
+    with pytest.raises(RequestError, match=r"not replaced: .*\(--") as refused:
+        verify_replaceable(msgspec.structs.replace(tiny_run(), **change))
+    assert refused.value.status == 409
 
 
 def lines_of(response: httpx.Response) -> Iterator[str]:

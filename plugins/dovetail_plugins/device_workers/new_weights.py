@@ -133,10 +133,13 @@ def run_of(run: RunSpec, path: str) -> RunSpec:
 
 
 def verify_replaceable(run: RunSpec) -> None:
-    """Raise RequestError if a running model's weights are not all in memory, at fixed places."""
+    """Raise RequestError if a running model's weights are not all in memory, at fixed places, or if
+    something was measured with them."""
+    scales = "scales of the KV cache were measured with them (--calculate-kv-scales)"
     reasons = {
-        "weights are in host memory (--cpu-offload-gb)": bool(run.offload_bytes),
+        "they are in host memory (--cpu-offload-gb)": bool(run.offload_bytes),
         "experts move between ranks (--enable-eplb)": run.expert_balance is not None,
+        scales: run.kv_steps is not None,
     }
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise RequestError(
