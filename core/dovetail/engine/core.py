@@ -25,10 +25,10 @@ from dovetail.engine.parts.part import StepRecord
 from dovetail.engine.request_tracker import RequestTracker
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
-from dovetail.errors import EngineDead
+from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import DROP_WEIGHTS, READ_WEIGHTS, UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -51,7 +51,8 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the steps recorded so far."""
+    """One engine. `num_steps` counts the steps recorded so far, `weights` are the path and version
+    of new weights."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
@@ -60,6 +61,7 @@ class EngineCore:
         """
         self.spec = spec
         self.num_steps = 0
+        self.weights: dict[str, Any] = {}
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
         self._stalled_since_s = 0.0
@@ -242,8 +244,11 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Invalidate every cached prefix, on the device and in external stores, since the weights
-        may have changed. Running requests keep their blocks."""
+        may have changed. Running requests keep their blocks, which no other request will find."""
         self.cache.forget_all()
+        for active in self._requests.active.values():
+            if any(self.cache.blocks_of(active.request)) or self.cache.find_swapped(active.request):
+                active.request.share_nothing()
         for part in self._parts:
             part.distrust(self._requests.active)
         for part in self._parts:
@@ -251,8 +256,25 @@ class EngineCore:
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Run a method on the workers of all ranks, after the steps in flight; return their
-        answers. Raises: RequestError"""
-        return self._executor.collective_rpc(call)
+        answers. New weights are used by all ranks or by none; then nothing computed by the old ones
+        is reused. Raises: RequestError; EngineDead if only some ranks use new weights"""
+        rpc, weights = self._executor.collective_rpc, call.kwargs
+        if call.method != UPDATE_WEIGHTS:
+            return rpc(call)
+        try:
+            rpc(WorkerCall(method=READ_WEIGHTS, args=call.args, kwargs=weights))
+        except RequestError:
+            rpc(WorkerCall(method=DROP_WEIGHTS))
+            raise
+        if weights.get("running") == "abort":
+            self.abort_all()
+        try:
+            answers = rpc(WorkerCall(method=UPDATE_WEIGHTS, kwargs=weights))
+        except RequestError as error:
+            raise EngineDead(f"its weights are partly new, partly old: {error.what}") from error
+        self.weights = weights
+        self.reset_prefix_cache()
+        return answers
 
     def check_idle(self) -> None:
         """Check the invariants of an engine without requests. Raises: AssertionError."""

@@ -322,6 +322,7 @@ class EngineLoop:
             now_s=time.monotonic(),
             failing=failing(),
             num_adapter_changes=0 if adapters is None else adapters.num_changes,
+            weights=self._core.weights,
         )
 
     def _greet(self, client: bytes) -> None:

@@ -128,7 +128,7 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
     """Health status. `num_steps` advances while there is work; `now_s` is the engine's monotonic
     clock. `failing` names the engine's threads that have failed within the last minute.
-    `num_adapter_changes` grows when the list of adapters changes."""
+    `num_adapter_changes` grows when the list of adapters changes; `weights` as in EngineCore."""
 
     num_steps: int
     num_running: int
@@ -136,6 +136,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
     num_adapter_changes: int = 0
+    weights: dict[str, Any] = {}
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):

@@ -125,6 +125,11 @@ class Request:
         )
         self.max_tokens = _max_tokens(self.sampling, self.num_prompt_tokens, max_model_tokens)
 
+    def share_nothing(self) -> None:
+        """Make its blocks unfindable for other requests from now on. Mutates: self"""
+        self.cache_salt = f"{self.cache_salt}\0{self.request_id}"
+        self.block_hashes.clear()
+
     def _start_counters(self) -> None:
         self.status = WAITING
         self.row = NO_ROW

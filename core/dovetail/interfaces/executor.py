@@ -31,6 +31,10 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
+READ_WEIGHTS, UPDATE_WEIGHTS, DROP_WEIGHTS = "read_weights", "update_weights", "drop_weights"
+"""Methods of workers: read a `path` next to the weights in use, use what was read, drop it."""
+
+
 class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
     """Blocks to load from a store, numbered from `first` on until released. `source` is what the
     index said about their location (StoreIndex.look)."""

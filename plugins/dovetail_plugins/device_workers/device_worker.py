@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, RequestError
 from dovetail.imports import large_imports
 from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.spec import RunSpec
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     from dovetail.runner.device import DeviceCalls
     from dovetail.runner.model_runner import ModelRunner
+    from dovetail_plugins.device_workers.new_weights import NewWeights
     from dovetail_plugins.device_workers.sleep import RunnerSleep
+
+RUNNING = ("keep", "abort")
+"""What becomes of running requests when weights are replaced: they keep their cache, or end."""
 
 
 class DeviceWorker(Worker):
@@ -43,6 +47,7 @@ class DeviceWorker(Worker):
         self._set_threads()
         self._runner: ModelRunner | None = None
         self._sleep: RunnerSleep | None = None
+        self._weights: NewWeights | None = None
 
     @abstractmethod
     def _open_device(self) -> torch.device:
@@ -125,6 +130,33 @@ class DeviceWorker(Worker):
         """Stop to profile this rank; return the path of its trace. Raises: RequestError"""
         return profiler.stop(self.run)
 
+    def read_weights(self, *, path: str, version: str = "", running: str = RUNNING[0]) -> None:
+        """Read the weights in a folder next to those in use. Raises: RequestError"""
+        if running not in RUNNING:
+            fix = f"use one of: {', '.join(RUNNING)}."
+            raise RequestError(f'"{running}" is none of them.', where="running", fix=fix)
+        if self._sleep is not None and self._sleep.is_asleep:
+            raise RequestError("the engine is asleep.", fix="wake it up first.", status=409)
+        self._new_weights().read(path)
+
+    def update_weights(
+        self, *, path: str, version: str = "", running: str = RUNNING[0]
+    ) -> dict[str, str]:
+        """Use what `read_weights` has read; return path and version. Raises: RequestError"""
+        self._new_weights().use(path)
+        return {"path": path, "version": version}
+
+    def drop_weights(self) -> None:
+        """Drop what `read_weights` has read."""
+        self._new_weights().drop()
+
+    def _new_weights(self) -> NewWeights:
+        if self._weights is None:
+            from dovetail_plugins.device_workers.new_weights import NewWeights
+
+            self._weights = NewWeights(self.runner, self._release_memory)
+        return self._weights
+
     def _warm_up_profiler(self) -> None:
         """Warm the profiler up, so that a later one starts without delay."""
         if self.run.profile is not None:
@@ -163,7 +195,7 @@ class DeviceWorker(Worker):
         if self._runner is not None:
             self._runner.close()
         self._runner = None
-        self._sleep = None
+        self._sleep = self._weights = None
         gc.collect()
 
     def _largest_step_bytes(self) -> int:

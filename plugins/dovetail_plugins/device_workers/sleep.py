@@ -25,6 +25,11 @@ class RunnerSleep:
         self._level = 0
         self._has_cache = True
 
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether the weights are released."""
+        return self._weights is not None
+
     def sleep(self, level: int) -> None:
         """Release the memory. If the weights cannot be saved, nothing is released.
         Raises: RequestError. Mutates: the runner"""

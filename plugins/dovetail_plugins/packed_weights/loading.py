@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 Follow = Callable[[nn.Module], None]
 """Takes a loaded model, once."""
+WRITER = "weight-cache"
+"""The name of threads that write."""
 LEAST_BYTES = 128 << 20
 """Smaller models are packed again: that takes less than a second."""
 
@@ -147,7 +149,7 @@ def loading(run: RunSpec) -> Iterator[Follow | None]:
         bound = int(run.load_options["weight_cache_bytes"])
         threading.Thread(
             target=_write, args=(path, run.model.path, load.new, bound), daemon=True,
-            name="weight-cache",
+            name=WRITER,
         ).start()  # fmt: skip
 
 
@@ -211,6 +213,13 @@ def _joined(parts: list[Matrix]) -> Matrix:
     from dovetail_plugins.layers.stored.stored_linear import Several
 
     return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def wait_written() -> None:
+    """Wait until no packed weights are being written: what is written must not change."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join()
 
 
 def _path_of(run: RunSpec) -> Path | None:

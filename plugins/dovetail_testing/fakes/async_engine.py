@@ -40,7 +40,7 @@ from dovetail.interfaces.data.spec import (
     Selection,
 )
 from dovetail.interfaces.data.step import Pooled, TokenLogprobs
-from dovetail.interfaces.executor import WorkerCall
+from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.observability.caller import CALLER
@@ -268,6 +268,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.reset_fault: Exception | None = None
         self.call_fault: Exception | None = None
         self.worker_calls: list[WorkerCall] = []
+        self.weights: dict[str, Any] = {}
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -276,8 +277,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.pooled_with: list[str] = []
         FakeAdapters.__init__(self, self.spec)
         self.owners: list[tuple[str, float]] = []
-        self.num_pending_tokens = 0
-        self.most_running = 0
+        self.num_pending_tokens = self.most_running = 0
         self._input = InputProcessor(self.spec, self.vocabularies)
         self._pooled_input = PooledInput(self.spec, self.vocabularies, self._input)
 
@@ -344,6 +344,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if self.call_fault is not None:
             raise self.call_fault
         self.worker_calls.append(call)
+        self.weights = call.kwargs if call.method == UPDATE_WEIGHTS else self.weights
         return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:

@@ -12,9 +12,10 @@ import pytest
 from dovetail.engine import core as core_module
 from dovetail.engine.core import EngineCore, StepOutput
 from dovetail.engine.messages import EngineRequest, RequestUpdate
-from dovetail.errors import ConfigError, EngineDead
+from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import StepPlan
+from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.stats import StepStats
 from dovetail_testing.fakes.engine import EOS, fake_spec
 from support.inside import executor_of, pool_of, scheduler_of
@@ -256,3 +257,47 @@ def test_the_advised_context_length_starts_and_one_more_does_not() -> None:
 def test_the_step_is_short() -> None:
     step: Callable[..., Any] = EngineCore.step
     assert len(inspect.getsource(step).splitlines()) < 40
+
+
+@pytest.mark.parametrize("failing", ["read_weights", "update_weights", ""])
+def test_weights_are_replaced_on_all_ranks_or_on_none(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank cannot read, no rank uses; an engine of which only some ranks use it dies."""
+    run, calls = Run(), []
+    executor = executor_of(run.core)
+
+    def called(call: WorkerCall) -> list[Any]:
+        calls.append((call.method, call.kwargs.get("path")))
+        if call.method == failing:
+            raise RequestError("rank 1: no luck.")
+        return [None]
+
+    monkeypatch.setattr(executor, "collective_rpc", called)
+    call = WorkerCall(method="update_weights", kwargs={"path": "p", "version": "v"})
+    if not failing:
+        run.core.collective_rpc(call)
+        assert run.core.weights == {"path": "p", "version": "v"}
+        assert calls == [("read_weights", "p"), ("update_weights", "p")]
+        return
+    is_read = failing == "update_weights"
+    with pytest.raises(EngineDead if is_read else RequestError, match="rank 1: no luck"):
+        run.core.collective_rpc(call)
+    assert run.core.weights == {}
+    assert calls[1] == (("update_weights", "p") if is_read else ("drop_weights", None))
+
+
+def test_blocks_of_running_requests_are_not_found_after_a_reset() -> None:
+    """Neither those they have nor those they fill later, where another has the blocks before."""
+    run = Run()
+    run.core.add(request("old", "a" * 40, max_tokens=30))
+    run.step()
+    run.core.reset_prefix_cache()
+    run.finish()
+    hits = []
+    for name, text in (("new", []), ("more", run.tokens["old"])):
+        before = run.core.cache.num_hit_tokens
+        run.core.add(request(name, "a" * 40 + "".join(map(chr, text)), max_tokens=1))
+        run.finish()
+        hits.append(run.core.cache.num_hit_tokens - before)
+    assert hits == [0, 40]

@@ -11,6 +11,7 @@ from dovetail.interfaces.executor import WorkerCall
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
 from support.serving import app_for, send
 
+HEADER = "x-dovetail-weights-version"
 ROUTES = (("POST", "/reset_prefix_cache"), ("GET", "/server_info"))
 
 
@@ -64,6 +65,39 @@ def test_a_call_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     answer = send(app, "POST", "/collective_rpc", {"method": "weights", **change})
     assert answer.status_code in (400, 422)
     assert engine.worker_calls == []
+
+
+def test_new_weights_are_read_by_all_before_any_uses_them() -> None:
+    """A refusal drops what was read; the version is shown from the update on."""
+    app, engine = app_for(enable_dev_endpoints=True)
+    assert send(app, "GET", "/v1/models").json()["data"][0]["weights_version"] == "default"
+    body: dict[str, Any] = {"path": "/new/step 7", "running": "abort", "other": 1}
+    answer = send(app, "POST", "/update_weights", body)
+    assert answer.json() == {"path": "/new/step 7", "weights_version": "step-7"}
+    assert answer.headers["x-dovetail-ignored-fields"] == "other"
+    asked = {"path": "/new/step 7", "version": "step-7", "running": "abort"}
+    assert [(call.method, call.kwargs) for call in engine.worker_calls] == [
+        ("read_weights", asked),
+        ("update_weights", asked),
+    ]
+    assert send(app, "GET", "/v1/models").json()["data"][0]["weights_version"] == "step-7"
+    assert send(app, "GET", "/server_info").json()["weights"] == asked
+    sglang = {"model_path": "/new/b", "weight_version": "8", "load_format": None}
+    answer = send(app, "POST", "/update_weights_from_disk", sglang)
+    assert answer.json()["success"] is True
+    assert engine.worker_calls[-1].kwargs == {"path": "/new/b", "version": "8", "running": "keep"}
+    assert send(app, "POST", "/v1/completions", {"prompt": "a"}).headers[HEADER] == "8"
+    assert HEADER not in send(app, "POST", "/v1/completions", {"prompt": 1.5}).headers
+    for wrong in (
+        {},
+        {"path": ""},
+        {**body, "running": "recompute"},
+        {**body, "weights_version": "a b"},
+    ):
+        assert send(app, "POST", "/update_weights", wrong).status_code in (400, 422)
+    engine.call_fault = RequestError("rank 1: /new/c has no weights.", where="path")
+    answer = send(app, "POST", "/update_weights", {"path": "/new/c"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "path")
 
 
 def test_server_info_tells_settings_and_no_secret() -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.engine.client.calls import Calls
 from dovetail.engine.client.host import EngineHost
@@ -110,6 +111,7 @@ class EngineConnection:
         self.death_reason: str | None = None
         self.pid = 0
         self.served: tuple[AdapterSource, ...] | None = None
+        self.weights: dict[str, Any] = {}
         self._num_adapter_changes = 0
         self.num_blocks = 0
         self.num_steps = 0
@@ -343,7 +345,7 @@ class EngineConnection:
             if self._is_elsewhere:
                 self.output.clock_lead_s = self._lead.note(asked_s, status.now_s, time.monotonic())
             self.num_steps = status.num_steps
-            self.failing = status.failing
+            self.failing, self.weights = status.failing, status.weights
             self._note_counts(status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -31,9 +31,10 @@ from dovetail.engine.client.results.output_processor import Processed
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.engine.messages import ListAdapters, Operation, Phase, Sleep
+from dovetail.engine.messages import CallWorkers, ListAdapters, Operation, Phase, Sleep
 from dovetail.errors import DovetailError, EngineDead, Overloaded
 from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.stats import StatLoggers
 from dovetail.observability.supervise import supervised
@@ -193,6 +194,20 @@ class Fleet(EngineOperations):
             raise (real or errors)[0]
         return [one for one in ended if not isinstance(one, BaseException)]
 
+    @property
+    def weights(self) -> dict[str, Any]:
+        """Return the path and version of the last update of the engines' weights, if any."""
+        return (self._living() or self._connections)[0].weights
+
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Run a method on the workers of all ranks, which may replace their weights."""
+        answers = await super().collective_rpc(call)
+        if call.method == UPDATE_WEIGHTS:
+            for connection in self._living():
+                connection.weights = call.kwargs
+                self._routing.forget(connection)
+        return answers
+
     def _forget_prefixes(self) -> None:
         for connection in self._connections:
             self._routing.forget(connection)
@@ -334,8 +349,11 @@ class Fleet(EngineOperations):
         return fresh
 
     async def _catch_up(self, fresh: EngineConnection, dead: EngineConnection) -> None:
-        """Bring an engine that was started again to the state of the others: its adapters, and
-        whether it sleeps."""
+        """Bring an engine that was started again to the state of the others: its weights, its
+        adapters, and whether it sleeps."""
+        while fresh.weights != (wanted := (*self._living(), dead)[0].weights):
+            await fresh.calls.call(CallWorkers(WorkerCall(method=UPDATE_WEIGHTS, kwargs=wanted)))
+            fresh.weights = wanted
         if self.spec.run.adapters is not None:
             served = dead.served
             for other in self._living()[:1]:

@@ -8,7 +8,7 @@ encoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -123,6 +123,10 @@ class Encodings(EnginePart):
         self._users.clear()
         if self._begun is not None:
             self._drop_begun(self._begun)
+
+    def distrust(self, request_ids: Iterable[str]) -> None:
+        """Encode media again, also those that a running request is in the middle of."""
+        self.forget_memory()
 
     def begin_step(self) -> None:
         """Reset the counts of a step's encodings. Mutates: self"""

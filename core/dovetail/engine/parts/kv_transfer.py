@@ -357,6 +357,8 @@ class KVTransfer(EnginePart):
         """Save no more blocks of the running requests, since the weights may have changed. New
         requests hash with another key. Mutates: self, the cache"""
         self._unsaved = frozenset((*request_ids, *self._arrivals))
+        for arrival in self._arrivals.values():
+            arrival.active.request.share_nothing()
         self._saved.clear()
         self._cache.rekey(os.urandom(32))
 

@@ -5,12 +5,22 @@ They show settings and change the engine's state, so they need a key like every 
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
+from dovetail.server.endpoint import App
 from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
 from dovetail_plugins.apis.admin.prefix_cache import reset_prefix_cache
 from dovetail_plugins.apis.admin.server_info import server_info
 from dovetail_plugins.apis.admin.sleep import is_sleeping, sleep, wake_up
+from dovetail_plugins.apis.admin.weights import (
+    UpdateFromDiskRequest,
+    UpdateWeightsRequest,
+    WeightsHeader,
+    update_from_disk,
+    update_weights,
+)
 
 FLAG = "enable_dev_endpoints"
 
@@ -26,4 +36,14 @@ class AdminApi(Api):
         Route(method="POST", path="/wake_up", endpoint=wake_up, flag=FLAG),
         Route(method="POST", path="/collective_rpc", endpoint=collective_rpc, flag=FLAG),
         Route(method="GET", path="/is_sleeping", endpoint=is_sleeping, flag=FLAG),
-    )
+        Route(method="POST", path="/update_weights", endpoint=update_weights, flag=FLAG,
+              body=UpdateWeightsRequest),
+        Route(method="POST", path="/update_weights_from_disk", endpoint=update_from_disk, flag=FLAG,
+              body=UpdateFromDiskRequest),
+    )  # fmt: skip
+
+    def bound(self, app: Any, state: Any) -> None:
+        """Show the version of the weights in answers."""
+        server: App = app.state.server
+        if server.frontend.enable_dev_endpoints:
+            app.add_middleware(WeightsHeader, engine=server.engine)

@@ -13,13 +13,16 @@ from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.endpoint import ServerOf
 from dovetail.version import __version__
+from dovetail_plugins.apis._weights import version_of
 
 
 async def server_info(server: ServerOf) -> dict[str, Any]:
-    """Return the resolved engine and the HTTP flags, with secrets masked."""
+    """Return the resolved engine, the HTTP flags, and the weights that are in use if they were
+    replaced, with secrets masked."""
     engine = msgspec.to_builtins(server.engine.spec)
     return {
         "version": __version__,
+        "weights": {**server.engine.weights, "version": version_of(server.engine)},
         "engine": masked(engine),
         "frontend": masked(_frontend(server.frontend)),
     }

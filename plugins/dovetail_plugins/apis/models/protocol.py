@@ -9,7 +9,8 @@ from dovetail.server.endpoint import Reply
 
 class ModelCard(Reply):
     """One served name. `root` is the model or an adapter's folder, `parent` the model of an
-    adapter; `capabilities` are words for what requests may use."""
+    adapter; `capabilities` are words for what requests may use, `weights_version` is that of
+    the base model's weights, "default" until they are replaced."""
 
     id: str
     object: Literal["model"] = "model"
@@ -19,6 +20,7 @@ class ModelCard(Reply):
     parent: str | None = None
     max_model_len: int
     capabilities: list[str]
+    weights_version: str
 
 
 class ModelList(Reply):

@@ -13,6 +13,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App, ServerOf
 from dovetail_plugins.apis._anthropic_lists import page_of
 from dovetail_plugins.apis._capabilities import capabilities_of_server
+from dovetail_plugins.apis._weights import version_of
 from dovetail_plugins.apis.models.anthropic import is_asked, model_of
 from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 
@@ -50,6 +51,7 @@ def _card(server: App, name: str) -> ModelCard:
         root=server.engine.spec.model_names[0],
         max_model_len=server.engine.spec.run.max_model_tokens,
         capabilities=capabilities_of_server(server).for_openai(),
+        weights_version=version_of(server.engine),
     )
 
 

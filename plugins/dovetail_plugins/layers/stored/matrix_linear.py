@@ -94,6 +94,11 @@ class MatrixLinear(LinearMethod):
     looks_up = True
     activations = AUTO
 
+    @property
+    def layout(self) -> str:
+        """Return the matrix's layout; "" before there is one, or if another layer has it."""
+        return self._matrix.layout if "_matrix" in vars(self) else ""
+
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied, or one from the weight cache."""
         return restored_or_made(spec.name, lambda: self.packed_of(tensors, spec))

@@ -1,0 +1,275 @@
+"""NewWeights: reads another checkpoint of the running model, and copies it over the weights in use.
+
+What is read is a second model, loaded and repacked as the running one was. So a checkpoint that
+does not fit is refused before a weight changes, and copying keeps every address: recorded steps,
+captured graphs and adapters stay valid. Both copies are in memory until the new one is in use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from msgspec import structs
+from torch import nn
+
+from dovetail import registry
+from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.sources.weights_check import check_weights, weight_files
+from dovetail.config.rules.machine.platform import available_bytes
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.selection import Selection
+from dovetail.interfaces.data.spec import ModelSpec, RunSpec
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.layers.attention.kv_scales import stored_tensors
+from dovetail.layers.moe.experts import Experts
+from dovetail.runner.load.loader import load_model
+from dovetail.runner.model_runner import ModelRunner
+from dovetail_plugins.layers.stored.matrix_linear import MatrixLinear
+from dovetail_plugins.packed_weights.loading import wait_written
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor in use, and what is to be copied over it."""
+Files = tuple[tuple[str, int, int], ...]
+WHERE = "path"
+ONE_MODEL = "name a checkpoint of the running model, such as a trainer saves."
+AUTO = Selection(kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto")
+NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version",
+                "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}  # fmt: skip
+"""Settings of config.json that do not change what a model computes."""
+REGISTERED = ("_parameters", "_buffers", "_modules")
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadWeights:
+    """A checkpoint that was read: its run, its files, and where its tensors go."""
+
+    run: RunSpec
+    files: Files
+    pairs: list[Pair]
+
+
+class NewWeights:
+    """What may replace the weights of a rank's model. `release` returns memory to the system."""
+
+    def __init__(self, runner: ModelRunner, release: Callable[[], None]) -> None:
+        self._runner, self._release = runner, release
+        self._read: ReadWeights | None = None
+
+    def read(self, path: str) -> None:
+        """Read a checkpoint, unless it was read already. Raises: RequestError if it cannot replace
+        the weights in use. Mutates: self"""
+        files = _files(path)
+        if self._read is not None and self._read.files == files:
+            return
+        self.drop()
+        try:
+            self._read = self._checked(path, files)
+        except BaseException as error:
+            self._release()
+            if isinstance(error, ConfigError):
+                raise RequestError(error.what, where=error.where, fix=error.fix) from error
+            raise
+
+    def _checked(self, path: str, files: Files) -> ReadWeights:
+        """Return a checkpoint that can replace the weights. Raises: RequestError, ConfigError"""
+        running, device = self._runner.run, self._runner.device
+        verify_replaceable(running)
+        verify_alike(running.model, path)
+        verify_room(path, running, device)
+        run = run_of(running, path)
+        if run.rank.tensor_rank == 0:  # what one rank refuses, no rank uses
+            verify_numbers(run)
+        model = cast(nn.Module, self._runner.model)
+        pairs = list(pairs_of(model, load_model(run, device).module))
+        return ReadWeights(run=run, files=files, pairs=pairs)
+
+    @torch.inference_mode()
+    def use(self, path: str) -> None:
+        """Use what was read from a path. Raises: RequestError if nothing was. Mutates: the model,
+        and the runner's run, by which it is loaded again"""
+        read = self._read
+        if read is None or read.run.model.path != path:
+            raise RequestError("nothing was read from there.", where=WHERE, fix="read it first.")
+        wait_written()
+        for target, tensor in read.pairs:
+            target.copy_(tensor)
+        if self._runner.device.type == "cuda":
+            torch.cuda.synchronize(self._runner.device)  # the copies may be freed before they end
+        self._runner.run = read.run
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop what was read. Mutates: self"""
+        if self._read is not None:
+            self._read = None
+            self._release()
+
+
+def _files(path: str) -> Files:
+    """Return name, bytes and time of change of the weight files. Raises: RequestError"""
+    found = weight_files(path) if Path(path).exists() else []
+    if not found:
+        raise RequestError(f"{path} has no weights.", where=WHERE, fix=ONE_MODEL)
+    facts = ((file, file.stat()) for file in found)
+    return tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in facts)
+
+
+def run_of(run: RunSpec, path: str) -> RunSpec:
+    """Return the run with another checkpoint, whose packed weights are not stored on disk."""
+    reader = registry.admin.load_selection(run.load_format)
+    return structs.replace(
+        run,
+        model=structs.replace(run.model, path=path),
+        load_format=AUTO if "random_weights" in reader.capabilities else run.load_format,
+        load_options={**run.load_options, "weight_cache_bytes": 0},
+        shows_progress=False,
+    )
+
+
+def verify_replaceable(run: RunSpec) -> None:
+    """Raise RequestError if a running model's weights are not all in memory, at fixed places, or if
+    something was measured with them."""
+    scales = "scales of the KV cache were measured with them (--calculate-kv-scales)"
+    reasons = {
+        "they are in host memory (--cpu-offload-gb)": bool(run.offload_bytes),
+        "experts move between ranks (--enable-eplb)": run.expert_balance is not None,
+        scales: run.kv_steps is not None,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise RequestError(
+            f"the weights of this server are not replaced: {reason}.",
+            fix="leave the flag out, or start the server again with the new weights.",
+            status=409,
+        )
+
+
+def verify_alike(model: ModelSpec, path: str) -> None:
+    """Raise RequestError unless a checkpoint has the settings of the running model's, and
+    ConfigError if its files are damaged."""
+    if Path(path).is_dir():
+        check_weights(path)
+    new = load_model_facts(path)
+    if Path(model.path).exists():
+        model = load_model_facts(model.path)  # as it is in the file, without any flag's changes
+        changed = sorted(_differences(_settings(model), _settings(new)))
+    else:
+        changed = [] if model.architecture == new.architecture else ["architectures"]
+    if changed:
+        raise RequestError(
+            f"its settings differ from the running model's: {_some(changed)}.",
+            where=f"{path}/config.json",
+            fix=ONE_MODEL,
+        )
+
+
+def _settings(model: ModelSpec) -> dict[str, Any]:
+    return {"model": model.architecture, **(model.whole_config or model.hf_config)}
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that both have, with other values. What only one has may be a default that
+    another version of transformers writes down."""
+    for name in (one.keys() & other.keys()) - NOT_COMPARED:
+        mine, its = one[name], other[name]
+        if isinstance(mine, Mapping) and isinstance(its, Mapping):
+            yield from (f"{name}.{inner}" for inner in _differences(mine, its))
+        elif mine != its:
+            yield name
+
+
+def verify_room(path: str, run: RunSpec, device: torch.device) -> None:
+    """Raise RequestError if host memory has no room for a second copy of the weights."""
+    if device.type != "cpu":
+        return  # the device's own allocator refuses
+    rank = run.rank
+    needed = sum(file.stat().st_size for file in weight_files(path)) // rank.world_size
+    free = available_bytes() // rank.local_size
+    if needed > free:
+        raise RequestError(
+            f"a second copy of the weights takes {needed >> 20} MiB, and {free >> 20} are free.",
+            where=WHERE,
+            fix="lower --kv-cache-memory-bytes, or start the server again with the new weights.",
+            status=507,
+        )
+
+
+def verify_numbers(run: RunSpec) -> None:
+    """Raise RequestError if a checkpoint has a value that is not a number (NaN)."""
+    load_format = cast(LoadFormat, registry.make(run.load_format))
+    ignored = tuple(run.load_options.get("ignore_patterns", ()))
+    for name, tensor in load_format.tensors(
+        Checkpoint(path=run.model.path, ignore_patterns=ignored)
+    ):
+        is_wide = tensor.is_floating_point() and tensor.element_size() > 1
+        if is_wide and math.isnan(float(tensor.sum(dtype=torch.float32))):
+            raise RequestError(
+                f"{name} has values that are not numbers (NaN).",
+                where=run.model.path,
+                fix="save the checkpoint of an earlier step.",
+            )
+
+
+def pairs_of(running: nn.Module, read: nn.Module) -> Iterator[Pair]:
+    """Yield the tensors in use with those that replace them, each once. Raises: RequestError if one
+    has no counterpart of its shape, type and layout."""
+    mine, its = _tensors(running), _tensors(read)
+    faults = [name for name in its if not _fits(mine.get(name), its[name])]
+    faults += sorted({name for name, _ in {*_layouts(running)} ^ {*_layouts(read)}})
+    if faults:
+        raise RequestError(
+            f"how these are stored depends on the weights: {_some(faults)}.",
+            where=WHERE,
+            fix="start the server again with the new weights.",
+            status=409,
+        )
+    done = set()
+    for name, tensor in its.items():
+        place = mine[name].data_ptr(), tensor.data_ptr()
+        if tensor.nbytes and place not in done:
+            done.add(place)
+            yield mine[name], tensor
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _fits(target: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    return target is not None and (target.shape, target.dtype) == (tensor.shape, tensor.dtype)
+
+
+def _layouts(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield what a model knows of its weights besides parameters and buffers, by name: how matrices
+    are packed, the scales of its KV cache, and products that a layer has made of weights."""
+    for name, child in module.named_modules():
+        method = vars(child).get("method")
+        if isinstance(method, MatrixLinear):
+            yield name, method.layout
+        if isinstance(child, Experts):
+            yield name, str(sorted(child.slot_layouts()))
+        for leaf, value in vars(child).items():
+            if leaf not in REGISTERED and isinstance(value, dict) and _has_tensors(value):
+                yield f"{name}.{leaf}", "made of weights"
+    for name, tensor in stored_tensors(module):
+        yield name, str(tensor.tolist())
+
+
+def _has_tensors(value: Mapping[Any, Any]) -> bool:
+    inner = (
+        one for held in value.values() for one in (held if isinstance(held, tuple) else (held,))
+    )
+    return any(isinstance(one, torch.Tensor) for one in inner)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(names[:NAMES_SHOWN])}{more}"
