@@ -224,7 +224,8 @@ $(VENV)/.browser: $(BIN)/python
 	@if ! { command -v chromium-headless-shell && command -v chromedriver; } >/dev/null; then \
 	  { [ "$$(id -u)" = 0 ] && timeout 300 apt-get -qq update \
 	  && DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends $(BROWSER); \
-	  } >$(VENV)/browser.log 2>&1 || echo 'no Chromium: the tests of the page are skipped ($(BROWSER))'; fi
+	  } >$(VENV)/browser.log 2>&1 || { command -v chromium && command -v chromedriver; } >/dev/null \
+	  || echo 'no Chromium: the tests of the page are skipped ($(BROWSER))'; fi
 	@touch $@
 
 clean:

@@ -164,6 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.be_crowd:
         asyncio.run(crowd(options.be_crowd, options.crowd, stream=options.stream))
+        return
     cases = {"alone": ("fcfs", 0), "fcfs": ("fcfs", options.crowd), "fair": ("fair", options.crowd)}
     phases: dict[str, list[Phase]] = {name: [] for name in cases}
     for _ in range(options.rounds):

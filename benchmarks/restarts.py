@@ -1,10 +1,10 @@
 """Restarts: an engine is killed again and again under load, and every request is accounted for.
 
-A server with two engines and two API processes answers sixteen clients, half of which stream, while
-one engine after the other gets SIGKILL. Each answer is compared with the one that the same server
-gave before the first kill. Only a stream that has begun may end with an error. Afterwards both
-engines must be alive, and nothing may be left over or have grown: processes, threads and
-descriptors of the server, folders in TMPDIR, segments in /dev/shm.
+A server has two engines and two API processes. Sixteen clients ask it, half of them for streams,
+while the two engines are killed in turns. Each answer is compared with the answer to the same
+request before the first kill. Only a stream that has begun may end with an error. Afterwards both
+engines must be alive, and the server must not have more processes, threads, descriptors, folders in
+TMPDIR or segments in /dev/shm than before.
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.restarts [--minutes 10] [--every 10]
 

@@ -203,10 +203,10 @@ def check(faults: list[str]) -> None:
         raise Failed(" ".join(faults[:3]) + more)
 
 
-def needed(path: Path | None, step: str) -> Path:
-    """Return the file that an earlier step has made. Raises: Untried if it failed"""
+def needed(path: Path | None, what: str) -> Path:
+    """Return the file that an earlier step has made. Raises: Untried if that step failed"""
     if path is None:
-        raise Untried(f"there is no {step}")
+        raise Untried(f"the {what} was not built")
     return path
 
 

@@ -27,7 +27,7 @@ INCLUDES = (HERE, HERE.parent)
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 COMMON_FLAGS = [
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden"),
-    "-w",  # GCC has 400,000 lines to say of its own intrinsics, which takes a sixth of the time
+    "-w",  # GCC's warnings about its own intrinsics take a sixth of the compile time
     *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
     *("-fno-math-errno", "-ffp-contract=off"),  # no contraction of a product and a sum
 ]

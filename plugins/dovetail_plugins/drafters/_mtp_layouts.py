@@ -128,7 +128,7 @@ INDEXED = replace(
     },
     optional=("indexer",),
 )
-"""The layer has an indexer of its own, whichever layers of the model share one."""
+"""The layer has its own indexer, also where layers of the model share one."""
 HY3 = replace(
     NEXTN,
     own=("enorm", "hnorm", "final_layernorm", "eh_proj"),

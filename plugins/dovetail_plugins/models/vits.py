@@ -30,7 +30,7 @@ from dovetail_plugins.models._hf_encoder import own_fields
 from dovetail_plugins.models._hf_swap import store_buffers, swap_layers
 
 MAX_SECONDS = 120
-"""The longest sound of one prompt: what a predictor draws has no bound of its own."""
+"""The longest sound of one prompt. The duration predictor sets no limit."""
 TRAINING = ("post_flows", "post_conv_pre", "post_conv_proj", "post_conv_dds")
 """Parts of the duration predictor that are used in training alone."""
 NORM_ENDS = {

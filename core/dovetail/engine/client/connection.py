@@ -371,7 +371,7 @@ def common_death(connections: Sequence[EngineConnection]) -> str | None:
 
 
 def note_life(spec: EngineSpec, life: Life, *, num_restarts: int = 0) -> None:
-    """Set the metrics of whether an engine is alive, and add to those of its restarts."""
+    """Set an engine's metrics: whether it is alive or restarting. Count new restarts."""
     from dovetail.observability import metrics  # the import decides how metrics are stored
 
     name = str(spec.engine)

@@ -56,8 +56,8 @@ RETURN_WAIT_S = 600.0
 
 
 class Fleet(EngineOperations):
-    """All engines of one client, and their `lives`, which other API processes `follow`. `addresses`
-    are those of engines that another process has started. Used within one event loop."""
+    """All engines of one client, and their `lives`, which other API processes `follow`. If another
+    process has started the engines, they are at `addresses`. Used within one event loop."""
 
     def __init__(self, spec: EngineSpec, ends: Ends, addresses: Sequence[str] = ()) -> None:
         self.spec = spec
@@ -235,7 +235,7 @@ class Fleet(EngineOperations):
             raise EngineDead(self.death_reason or "the engine was shut down.")
 
     def _tell_change(self) -> None:
-        """Wake up whoever waits for an engine, or for the end of all. Mutates: self"""
+        """Wake the tasks that wait for a live engine, or until all have ended. Mutates: self"""
         self._change.set()
         self._change = asyncio.Event()
         if not self.is_alive:
@@ -298,7 +298,7 @@ class Fleet(EngineOperations):
         logger.error("%s is given up: %s", dead.name, dead.death_reason)
 
     def _end_sharers(self, dead: EngineConnection) -> None:
-        """Kill the engines that need the experts of one that has died."""
+        """Kill the other engines: they need the experts of the dead one."""
         for connection in self._living():
             connection.die(f"{dead.name}, whose experts it needs, has ended: {dead.death_reason}")
 

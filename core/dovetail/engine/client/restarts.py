@@ -25,7 +25,7 @@ MOST_DEATHS = 3
 
 
 class RunAgain(DovetailError):
-    """The request's engine has died before the first output. `stats` are those of the attempt."""
+    """The engine died before the request's first output. `stats` describe this attempt."""
 
     stats: RequestStats | None = None
 

@@ -105,7 +105,7 @@ class Spoken:
         return logged(self.request_id, f"{tokens} to speak in {len(self.pieces)} sentences")
 
     async def _samples(self, which: int, ids: tuple[int, ...]) -> np.ndarray:
-        """Return the samples of a sentence, each with a noise of its own. Shapes: [S]"""
+        """Return the samples of a sentence. Its number changes the noise. Shapes: [S]"""
         seed = (self.params.seed + which) % SEEDS
         speech = msgspec.structs.replace(self.params, seed=seed)
         with in_words_of({PROMPT: "input"}):

@@ -26,6 +26,7 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.observability import metrics
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import connections_of, loggers_of, num_open, router_of
+from support.orphans import command_of
 
 LIMIT_S = 20.0
 
@@ -249,7 +250,7 @@ def test_a_start_that_fails_is_tried_again_and_waiting_requests_end_with_the_las
 
     def _engines() -> set[int]:
         found = psutil.Process().children()
-        return {c.pid for c in found if "dovetail.engine.process" in c.cmdline()}
+        return {c.pid for c in found if "dovetail.engine.process" in command_of(c)}
 
     asyncio.run(main())
 

@@ -171,7 +171,7 @@ def test_what_has_no_effect_says_why(
 def test_names_of_layers_of_the_models_own_mean_mtp(
     name: str, model: str | None, drafter: str
 ) -> None:
-    """With a checkpoint of its own, it is an assistant."""
+    """A drafter in another checkpoint is an assistant."""
     config = Config.from_fields({"speculative_config": {"method": name, "model": model}})
     asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
     assert asked is not None and asked.drafter.name == drafter

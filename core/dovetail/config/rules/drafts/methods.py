@@ -12,7 +12,7 @@ LOOKUP_WORDS = ("[ngram]", "ngram")
 """Given instead of a draft model: drafts come from the request's own tokens."""
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
 ASSISTANT = "assistant"
-"""Drafts with a checkpoint of its own that others call "mtp", too."""
+"""A small model in another checkpoint. Other servers call this method "mtp", too."""
 SAME_METHODS = {"ngram_gpu": LOOKUP}
 """Names that others give a method -> the one here."""
 _AT_ONCE = "it fills all places of a draft in one pass, and a drafter goes from token to token"

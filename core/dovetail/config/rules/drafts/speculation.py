@@ -144,14 +144,14 @@ def asked_drafter(
     method = _method(model_config, load, keys)
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
     of_checkpoint: dict[str, Any] = {}
-    beside = runs_on_worker(plugin)
-    if beside:
+    on_worker = runs_on_worker(plugin)
+    if on_worker:
         of_checkpoint = keys.checkpoint.given()
         if method == HEADS_OF_TARGET and of_checkpoint.get("model") == model_config.model:
             of_checkpoint.pop("model", None)
         if keys.max_model_len is not None:
             of_checkpoint["max_model_len"] = keys.max_model_len
-    options = {} if beside else _of_checkpoint(plugin, method, keys.checkpoint)
+    options = {} if on_worker else _of_checkpoint(plugin, method, keys.checkpoint)
     return Asked(
         drafter=_drafter(plugins, method, {**options, **keys.options}),
         max_tokens=keys.num_speculative_tokens or _usual_tokens(model_config, keys, method),
