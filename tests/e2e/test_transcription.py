@@ -225,7 +225,7 @@ def test_nothing_is_written_for_who_has_left(client: httpx.Client) -> None:
     limit_s = time.monotonic() + 30
     while num_running() and time.monotonic() < limit_s:
         time.sleep(0.2)
-    assert not num_running()
+    assert not num_running(), client.get("/health").text + client.get("/load").text
 
 
 def test_what_is_no_sound(client: httpx.Client) -> None:

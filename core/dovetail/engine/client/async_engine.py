@@ -32,6 +32,7 @@ from dovetail.engine.client.results.stop import TextWatch
 from dovetail.engine.client.text.text_process import TextProcess
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.ipc.socket_ends import client_end
+from dovetail.engine.ipc.transport import lock_file_of
 from dovetail.engine.parts.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, EngineDead
 from dovetail.interfaces.data.pooling_params import PoolingParams
@@ -42,6 +43,7 @@ from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER
 from dovetail.observability.stats import StatLoggers
 from dovetail.observability.supervise import supervised
+from dovetail.processes.file_lock import locked
 from dovetail.registry import hooks
 from dovetail.structured_output.compiler import ConstraintCompiler
 
@@ -238,6 +240,9 @@ class AsyncEngine(Fleet):
         try:
             if num_deaths == MOST_DEATHS - 1:
                 await stack.enter_async_context(self._suspects)
+                addresses = self._addresses or self.addresses_for(0)
+                if (file := lock_file_of(addresses)) is not None:  # of other API processes too
+                    await stack.enter_async_context(locked(file))
             if self.spec.shares_experts:  # the others, which are alive still, are about to end
                 await asyncio.sleep(2 * SHARERS_WAIT_S)
             await self._wait_for_engine()

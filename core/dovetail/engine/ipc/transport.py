@@ -15,7 +15,7 @@ import queue
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # sockaddr_un holds 108 bytes on Linux, 104 elsewhere; "ipc://" is not part of it.
 MAX_SOCKET_PATH_BYTES = 100
+IPC = "ipc://"
 RECONNECT_MS = 10
 # A client this many messages behind has stopped or died: do not buffer more for it.
 MAX_QUEUED_MESSAGES = 100_000
@@ -105,7 +106,14 @@ def _make_in(parent: str, longest: int) -> Path:
 
 def address_in(folder: Path) -> str:
     """Return the address of the engine's socket in its folder."""
-    return f"ipc://{folder}/engine.sock"
+    return f"{IPC}{folder}/engine.sock"
+
+
+def lock_file_of(addresses: Sequence[str]) -> Path | None:
+    """Return the file for locks between the clients of engines: next to the first socket's folder,
+    which a restart replaces; None without a Unix-domain socket."""
+    paths = (Path(one.removeprefix(IPC)) for one in addresses if one.startswith(IPC))
+    return next((Path(f"{path.parent}.lock") for path in paths), None)
 
 
 class ZmqEngineEnd:

@@ -7,14 +7,13 @@ on PATH.lock is released by the system however its holder ends.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from dovetail.errors import ConfigError
+from dovetail.processes.file_lock import try_lock
 
 FLAG = "--uds"
 PROBE_S = 1.0
@@ -37,29 +36,14 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def _lock(file: Path) -> Iterator[None]:
     """Hold PATH.lock. Raises: ConfigError when another server holds it"""
-    lock = file.with_name(file.name + ".lock")
-    try:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _cannot_bind(file, error) from error
-    try:
-        if not _is_locked(descriptor, lock):
-            raise _taken(file)
+    with contextlib.ExitStack() as stack:
         try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(descriptor: int, lock: Path) -> bool:
-    """Lock the file; return whether that worked and the name still refers to this file."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), lock.stat())
-    except OSError:
-        return False
+            is_locked = stack.enter_context(try_lock(file.with_name(file.name + ".lock")))
+        except OSError as error:
+            raise _cannot_bind(file, error) from error
+        if not is_locked:
+            raise _taken(file)
+        yield
 
 
 def _remove_stale(file: Path) -> None:

@@ -24,6 +24,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.observability import metrics
+from dovetail.processes.uninterrupted import ended
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import connections_of, loggers_of, num_open, router_of
 from support.orphans import command_of
@@ -88,6 +89,24 @@ async def running(
     finally:
         await engine.shutdown()
         assert num_open(engine) == 0
+
+
+@asynccontextmanager
+async def second_process(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
+    """Yield the same engines, as another API process uses them."""
+    other = await AsyncEngine.attach(engine.addresses_for(1), engine.spec, process=1)
+
+    async def follow() -> None:
+        while True:
+            other.follow(engine.lives)
+            await asyncio.sleep(0.05)
+
+    following = asyncio.create_task(follow())
+    try:
+        yield other
+    finally:
+        await ended(following)
+        await other.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -183,9 +202,13 @@ def test_requests_without_output_run_again_and_the_engine_comes_back() -> None:
 
 def test_a_request_that_kills_engines_is_refused_and_takes_no_other_along() -> None:
     async def main() -> None:
-        async with running(2, options={"delay_s": 0.005}, max_restarts=20) as engine:
-            wanted = [await whole(engine, "p" * n) for n in range(1, 7)]
-            tasks = [asyncio.create_task(whole(engine, "p" * n)) for n in range(1, 7)]
+        async with (
+            running(2, options={"delay_s": 0.005}, max_restarts=20) as engine,
+            second_process(engine) as other,
+        ):
+            both = [(own, "p" * n) for own in (engine, other) for n in range(1, 5)]
+            wanted = await asyncio.gather(*(whole(*each, max_tokens=160) for each in both))
+            tasks = [asyncio.create_task(whole(*each, max_tokens=160)) for each in both]
             with pytest.raises(RequestError, match="at each of 3 deaths") as caught:
                 await whole(engine, "KILL")
             assert caught.value.code == "engine_died_each_time"
