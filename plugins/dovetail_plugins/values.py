@@ -269,8 +269,12 @@ PREEMPTION_SWAP = Value(
 )
 
 # How several engines are started: the choices of --data-parallel-backend. `value` is the
-# "module:class" of an EngineStarter (`dovetail.interfaces.engine_starter`); None: processes here.
-DATA_PARALLEL_MP = Value(summary="each engine in a process of its own on this machine", value=None)
+# "module:class" of an EngineStarter (`dovetail.interfaces.engine_starter`); that of `mp` accepts
+# the engines of other machines.
+DATA_PARALLEL_MP = Value(
+    summary="each engine in a process of its own on this machine",
+    value="dovetail_plugins.joining.remote_engines:JoiningEngines",
+)
 DATA_PARALLEL_RAY = Value(
     summary="each engine in an actor on a machine of a Ray cluster",
     value="dovetail_plugins.ray_engines:RayEngines",

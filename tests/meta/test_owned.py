@@ -20,7 +20,7 @@ IN_BLOCKS = ("admit", "lease")
 """What is taken by these is a context manager."""
 BY_HAND = {
     "plugins/dovetail_plugins/batch/drive.py": "a line's task gives its own place back",
-    "core/dovetail/joining/peers.py": "a peer's thread gives its own place back",
+    "plugins/dovetail_plugins/joining/peers.py": "a peer's thread gives its own place back",
     "core/dovetail/parallel/halves.py": "two threads take turns",
     "core/dovetail/runner/media/encoder_pass.py": "two threads take turns",
     "plugins/dovetail_plugins/apis/batches/runner.py": "a line's task gives its own place back",

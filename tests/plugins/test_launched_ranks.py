@@ -12,10 +12,10 @@ import pytest
 from dovetail.config.rules.machine.launch import launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.joining.peers import JoinRequest
 from dovetail_plugins.executors import _launched_ranks
 from dovetail_plugins.executors._launched_ranks import RankFacts, difference
 from dovetail_plugins.executors._ray_places import fair_share
+from dovetail_plugins.joining.peers import JoinRequest
 from dovetail_testing.tiny.transformer import tiny_run
 
 

@@ -1,8 +1,8 @@
-"""EngineStarter: starts a server's engines on other machines; the value of a
-`data_parallel_backend` plugin.
+"""RemoteEngines: the engines of a server on other machines; EngineStarter: what starts them.
 
-Each engine runs in a process like that of `dovetail serve --headless`, which connects to the server
-by itself.
+The value of the default `data_parallel_backend` plugin is a RemoteEngines, that of any other an
+EngineStarter. Each engine runs in a process like that of `dovetail serve --headless`, which
+connects to the server by itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,34 @@ class EnginesWanted:
     num_ranks: int
     device: str
     num_threads: int | None
+
+
+class RemoteEngines(ABC):
+    """All engines of one server on other machines. A context manager, which closes it."""
+
+    @abstractmethod
+    def __init__(self, config: Any, spec: Any, *, num_processes: int = 0) -> None:
+        """Expect the engines that an EngineSpec lists as `elsewhere`. Users start them, or the
+        EngineStarter that the Config names. Each opens a connection to the main process and one to
+        each of `num_processes` API processes. Raises: ConfigError"""
+
+    @abstractmethod
+    def wait(self) -> list[Any]:
+        """Return the EngineHost of each engine once all have joined. Blocks. Raises: ConfigError"""
+
+    @abstractmethod
+    def end_wait(self) -> None:
+        """Accept no more engines and end a running `wait`. Started engines keep running."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the wait and release all resources, after the engines' end. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class EngineStarter(ABC):

@@ -22,7 +22,7 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.one_model import check_one_model
-from dovetail.config.rules.parallel.joining import check_serves, starter_of
+from dovetail.config.rules.parallel.joining import check_serves, remote_engines_class, starter_of
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.offline.sync_engine import SyncEngine
 from dovetail.engine.client.offline.sync_engines import SyncEngines
@@ -365,9 +365,7 @@ def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine 
             where="--data-parallel-size-local",
             fix="leave it out, or use `dovetail serve`.",
         )
-    from dovetail.joining.remote_engines import RemoteEngines
-
-    return SyncEngines(spec, closing.enter_context(RemoteEngines(config, spec)).wait())
+    return SyncEngines(spec, closing.enter_context(remote_engines_class()(config, spec)).wait())
 
 
 class _Freezing:

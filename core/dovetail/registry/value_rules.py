@@ -65,7 +65,7 @@ VALUE_RULES: dict[str, ValueRule] = {
     "hash_algorithm": _target("a BlockHash"),
     "request_fields": _target("a table of RequestField"),
     "expert_placement": _target("an ExpertPlacement"),
-    "data_parallel_backend": _target("an EngineStarter", also=(None,)),
+    "data_parallel_backend": _target("an EngineStarter, or of RemoteEngines"),
     "config_format": _target("what reads it", also=(None,)),
     "model_impl": ValueRule(
         words='None, "dovetail", or the name of a model plugin that runs other classes',

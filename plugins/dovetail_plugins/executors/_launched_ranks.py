@@ -19,8 +19,6 @@ from dovetail.config.rules.machine.launch import FLAG, Launch, launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.data.spec import RunSpec, Selection
-from dovetail.joining.comparison import differences
-from dovetail.joining.peers import JoinRequest, Peer
 from dovetail.processes.process import Child
 from dovetail_plugins.executors._local_ranks import (
     channel_of,
@@ -28,7 +26,9 @@ from dovetail_plugins.executors._local_ranks import (
     how_child_ended,
     spawn_rank,
 )
+from dovetail_plugins.joining.comparison import differences
 from dovetail_plugins.joining.connections import open_connection
+from dovetail_plugins.joining.peers import JoinRequest, Peer
 from dovetail_plugins.ranks.layout import rank_run
 from dovetail_plugins.ranks.links import WiredLinks
 from dovetail_plugins.ranks.messages import Orders, RankTask

@@ -10,7 +10,6 @@ import msgspec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.data.spec import RunSpec, Selection
-from dovetail.joining.peers import Peer
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
@@ -21,6 +20,7 @@ from dovetail_plugins.executors._ray_places import (
     in_order,
     reason_of,
 )
+from dovetail_plugins.joining.peers import Peer
 from dovetail_plugins.ranks.layout import rank_log, rank_run
 from dovetail_plugins.ranks.links import WiredLinks
 from dovetail_plugins.ranks.messages import RankTask

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import msgspec
 
 from dovetail.engine.faults import error_of
-from dovetail.joining.peers import POLL_PERIOD_S, JoinReply, JoinRequest
 from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
     make_lasting,
@@ -18,6 +17,7 @@ from dovetail.processes.handshake import (
     respond,
     send_message,
 )
+from dovetail_plugins.joining.peers import POLL_PERIOD_S, JoinReply, JoinRequest
 
 logger = logging.getLogger(__name__)
 

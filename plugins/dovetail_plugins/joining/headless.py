@@ -25,11 +25,11 @@ from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.joining.remote_engine import Ended, Leave, Order, Start
 from dovetail.observability.configured_log import set_log_up
 from dovetail.processes import process
 from dovetail.processes.handshake import receive_message, send_message
 from dovetail_plugins.joining.join import JoinedEngine, join_engines
+from dovetail_plugins.joining.remote_engine import Ended, Leave, Order, Start
 
 logger = logging.getLogger("dovetail.server")
 

@@ -16,9 +16,9 @@ import msgspec
 from dovetail.config.rules.parallel.joining import ADDRESS, SECRET, SECRET_VARIABLE, Meeting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.joining.peers import JoinRequest
 from dovetail.processes.handshake import WrongSecret
 from dovetail_plugins.joining.connections import NotListening, open_connections
+from dovetail_plugins.joining.peers import JoinRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

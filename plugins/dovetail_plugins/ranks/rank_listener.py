@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.joining.peers import JoinRequest, PeerListener
 from dovetail_plugins.joining.connections import open_connections
+from dovetail_plugins.joining.peers import JoinRequest, PeerListener
 
 TOKEN_BYTES = 32
 ORDERS, ASIDE = 0, 1

@@ -29,10 +29,6 @@ from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail.joining.comparison import COMPARED
-from dovetail.joining.peers import JoinReply, JoinRequest
-from dovetail.joining.remote_engine import RemoteEngine
-from dovetail.joining.remote_engines import JoinServer
 from dovetail.processes.handshake import (
     WrongSecret,
     challenge,
@@ -40,8 +36,12 @@ from dovetail.processes.handshake import (
     respond,
     send_message,
 )
+from dovetail_plugins.joining.comparison import COMPARED
 from dovetail_plugins.joining.headless import HeadlessEngines
 from dovetail_plugins.joining.join import join_engines
+from dovetail_plugins.joining.peers import JoinReply, JoinRequest
+from dovetail_plugins.joining.remote_engine import RemoteEngine
+from dovetail_plugins.joining.remote_engines import JoinServer
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import connections_of, loggers_of
 from support.orphans import command_of, own_children, survivors

@@ -20,8 +20,8 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
 from dovetail.interfaces.plugin import Value
-from dovetail.joining.remote_engines import RemoteEngines
 from dovetail_plugins.joining.headless import join
+from dovetail_plugins.joining.remote_engines import JoiningEngines
 from dovetail_testing.fakes.engine import fake_spec
 
 ROUTER = Path(__file__).with_name("test_joining.py")
@@ -92,7 +92,7 @@ def config_of(backend: str = "BACKEND", **fields: Any) -> Config:
 def test_engines_are_started_with_the_servers_settings_and_answer() -> None:
     config = config_of(num_threads=3, api_server_count=2, max_num_seqs=7)
     check_engines(config.parallel, config.frontend)
-    with RemoteEngines(config, SPEC) as elsewhere:
+    with JoiningEngines(config, SPEC) as elsewhere:
         engines = SyncEngines(SPEC, elsewhere.wait())
         try:
             params = SamplingParams(max_tokens=4, seed=1)
@@ -113,7 +113,7 @@ def test_engines_are_started_with_the_servers_settings_and_answer() -> None:
 
 def test_what_keeps_an_engine_away_is_told_at_once() -> None:
     refused = pytest.raises(ConfigError, match="engine 0 on h: there is no such model")
-    with RemoteEngines(config_of("BROKEN"), SPEC) as elsewhere, refused:
+    with JoiningEngines(config_of("BROKEN"), SPEC) as elsewhere, refused:
         elsewhere.wait()
     starter: Any = elsewhere._starter
     assert starter.is_closed

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.joining.peers import JoinRequest
 from dovetail.processes.handshake import NONCE_BYTES, PROOF_BYTES
 from dovetail_plugins.joining import connections
+from dovetail_plugins.joining.peers import JoinRequest
 from dovetail_plugins.ranks import rank_listener
 from dovetail_plugins.ranks.rank_listener import ListenerAddress, RankListener, join_rank
 

@@ -14,16 +14,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
-from dovetail.config.rules.parallel.joining import check_serves
+from dovetail.config.rules.parallel.joining import check_serves, remote_engines_class
 from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.engine_starter import RemoteEngines
 from dovetail.server.launch.records import write_record
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.joining.remote_engine import RemoteEngine
-    from dovetail.joining.remote_engines import RemoteEngines
+    from dovetail.engine.client.host import EngineHost
 
 logger = logging.getLogger("dovetail.server")
 
@@ -67,10 +67,8 @@ def _elsewhere(config: Config, spec: EngineSpec) -> RemoteEngines | None:
     """Return the engines on other machines, if any are configured. Raises: ConfigError"""
     if not spec.elsewhere:
         return None
-    from dovetail.joining.remote_engines import RemoteEngines
-
     count = config.frontend.api_server_count
-    return RemoteEngines(config, spec, num_processes=count if count > 1 else 0)
+    return remote_engines_class()(config, spec, num_processes=count if count > 1 else 0)
 
 
 async def _start_engine(
@@ -83,7 +81,7 @@ async def _start_engine(
     """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
-    elsewhere: list[RemoteEngine] = []
+    elsewhere: list[EngineHost] = []
     if others is not None:
         with timer.time("engines of other machines"):
             elsewhere = await asyncio.get_running_loop().run_in_executor(None, others.wait)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dovetail import registry
@@ -14,6 +15,8 @@ from dovetail.config.config import flags
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
+from dovetail.interfaces.engine_starter import RemoteEngines
+from dovetail.registry.files import import_target
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,14 @@ def _meeting(parallel: ParallelConfig, host: str, port: int) -> Meeting:
         limit_s=parallel.data_parallel_join_timeout,
         secret=secret.encode(),
     )
+
+
+def remote_engines_class() -> Callable[..., RemoteEngines]:
+    """Return the RemoteEngines class. Raises: PluginError"""
+    default = flags()["data_parallel_backend"].default
+    target = registry.admin.value_of("data_parallel_backend", default, where=BACKEND)
+    found: type[RemoteEngines] = import_target(target)
+    return found
 
 
 def starter_of(parallel: ParallelConfig) -> str | None:

@@ -15,8 +15,8 @@ import msgspec
 from dovetail.engine.client.host import KILL_WAIT_S, OnExit
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.joining.peers import Peer
 from dovetail.processes.handshake import receive_message, send_message
+from dovetail_plugins.joining.peers import Peer
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -1,4 +1,4 @@
-"""RemoteEngines: the engines of a server on other machines, from start to shutdown.
+"""JoiningEngines: the engines of a server on other machines, from start to shutdown.
 
 They are started by hand (`dovetail serve --headless`) or by an EngineStarter. Their JoinServer
 stays open, so that an engine that comes too late, twice, or with other flags gets an error message.
@@ -12,18 +12,18 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from dovetail.config.config import DEMO_ORIGIN, Config
 from dovetail.config.rules.parallel import joining
 from dovetail.config.rules.parallel.joining import Meeting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
-from dovetail.joining.comparison import adopted, difference
-from dovetail.joining.peers import MAX_HANDSHAKES, JoinRequest, PeerListener
-from dovetail.joining.remote_engine import RemoteEngine
+from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted, RemoteEngines
 from dovetail.registry.files import import_target
+from dovetail_plugins.joining.comparison import adopted, difference
+from dovetail_plugins.joining.peers import MAX_HANDSHAKES, JoinRequest, PeerListener
+from dovetail_plugins.joining.remote_engine import RemoteEngine
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,11 @@ class JoinServer(PeerListener):
         return found
 
 
-class RemoteEngines:
+class JoiningEngines(RemoteEngines):
     """Starts engines on other machines and waits for them. Close it after they have ended."""
 
     def __init__(self, config: Config, spec: EngineSpec, *, num_processes: int = 0) -> None:
-        """Start listening, unless an EngineStarter will start the engines. Each engine opens one
-        connection to the main process and one to each of `num_processes` API processes. Raises:
-        ConfigError"""
+        """Start listening, unless an EngineStarter will start the engines. Raises: ConfigError"""
         self._config, self._spec, self._num_processes = config, spec, num_processes
         self._target = joining.starter_of(config.parallel)
         self._starter: EngineStarter | None = None
@@ -82,12 +80,6 @@ class RemoteEngines:
         self._lock = threading.Lock()
         if self._target is None:
             self._join_server = JoinServer(spec, joining.meeting_of(config.parallel), num_processes)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def wait(self) -> list[RemoteEngine]:
         """Return all engines once they have joined. Blocks. Raises: ConfigError"""
