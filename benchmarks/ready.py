@@ -36,6 +36,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOT_TOKENS = 1024
+PAUSE_S = 6.0
 LIMIT_S = 600.0
 PROMPT = "Name the planets, one a line, the largest first, and say of each how far it is away."
 LARGE = {"hidden": 4096, "inner": 14336, "layers": 32, "heads": 32, "kv_heads": 8}
@@ -121,6 +122,7 @@ def started(
     """Start a server on a free port, ask it once, and yield what that took; stop it then."""
     if args.cold:
         _drop(args.file)
+    time.sleep(PAUSE_S)
     port = _free_port()
     begin_s = time.perf_counter()
     with tempfile.TemporaryFile() as log:
