@@ -204,8 +204,8 @@ class AttentionBackend(Plugin):
 
     `kv_axes` are the axes of a block's bytes, outermost first: "kind" (keys, then values), "cell"
     (`cell_tokens` consecutive tokens) and "head"; everything inside these is contiguous. Blocks are
-    split along them when engines with other block sizes or other ranks exchange them. A backend
-    with a `kv_shape` of its own also declares its axes; otherwise its blocks are exchanged whole.
+    split along them when engines with other block sizes or other ranks exchange them, unless
+    `kv_axes_of` says that they are exchanged whole.
     """
 
     interface_version: ClassVar[int] = 2
@@ -232,6 +232,13 @@ class AttentionBackend(Plugin):
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    @classmethod
+    def kv_axes_of(cls, kv_dtype: str) -> tuple[str, ...]:
+        """Return the axes of blocks of this type; none if such blocks cannot be split. A backend
+        with a `kv_shape` of its own must declare its axes."""
+        says_axes = "kv_axes" in vars(cls) or "kv_shape" not in vars(cls)
+        return cls.kv_axes if says_axes else ()
 
     @classmethod
     def lacks(cls, query: AttentionQuery) -> list[str]:

@@ -87,6 +87,11 @@ class TritonPaged(AttentionBackend):
             )
         return reasons
 
+    @classmethod
+    def kv_axes_of(cls, kv_dtype: str) -> tuple[str, ...]:
+        """Return no axes for integers: their scales are all at a block's end."""
+        return () if kv_dtype in BITS else cls.kv_axes
+
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the layout with the sizes that decide which kernels run."""
         return self._step.prepare(layout)

@@ -152,3 +152,28 @@ def test_head_sizes_in_groups_of_32() -> None:
             device=device, dtype=dtype, kv_dtype="int4", head_size=80, block_tokens=16
         )
         assert any("multiples of 32" in reason for reason in kind.why_not(asked))
+
+
+@NEEDED
+@pytest.mark.parametrize("dtype", sorted(BITS))
+def test_a_cell_of_a_block_holds_its_tokens_alone(dtype: str) -> None:
+    token, head, size = 20, 1, 64
+    row = list(tokens(BLOCK, size, 3))
+    other = [x.clone() for x in row]
+    for part in other[1:]:
+        part[token, head] *= -2
+    blocks = []
+    for parts in (row, other):
+        world = World(NativeCpu, dtype, size, rows=1)
+        world.step([(0, parts)])
+        blocks.append(world.cache[int(world.table[0, 0])].flatten())
+    axes = NativeCpu.kv_axes_of(dtype)
+    sizes = {"cell": BLOCK // NativeCpu.cell_tokens, "head": KV_HEADS}
+    changed = (blocks[0] != blocks[1]).view(*(sizes[axis] for axis in axes), -1).any(-1)
+    own = {"cell": token // NativeCpu.cell_tokens, "head": head}
+    assert changed.nonzero().tolist() == [[own[axis] for axis in axes]]
+
+
+def test_scales_at_the_end_of_a_block_cannot_be_split_off() -> None:
+    assert TritonPaged.kv_axes_of("float16") == ("kind", "cell", "head")
+    assert {TritonPaged.kv_axes_of(dtype) for dtype in BITS} == {()}

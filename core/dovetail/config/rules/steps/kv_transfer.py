@@ -289,16 +289,16 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
     given, place = keys.kv_unit_tokens, f"{FLAG}.kv_unit_tokens"
     can_divide = "pieces" in registry.admin.load_selection(connector).capabilities
     backend = registry.admin.load_selection(run.attention)
-    says_axes = "kv_axes" in vars(backend) or "kv_shape" not in vars(backend)
+    can_split = bool(backend.kv_axes_of(run.kv_dtype))
     is_divided = run.rank.num_stages > 1 or run.rank.context_size > 1
-    if not can_divide or not says_axes or is_divided:
+    if not can_divide or not can_split or is_divided:
         if given:
             why = (
                 f"the connector {connector.name} exchanges whole blocks"
                 if not can_divide
                 else "stages and context parallelism exchange whole blocks"
                 if is_divided
-                else f"{run.attention.name} does not say how a block can be divided"
+                else f"{run.attention.name} cannot divide blocks of {run.kv_dtype}"
             )
             log.warning("%s has no effect: %s", place, why)
         return 0
