@@ -2,12 +2,16 @@
 
     python -m benchmarks.prompt_products [--rows 1024] [--threads N] [--rounds 5]
         [--formats bfloat16_bfloat16,int8_int8:128,...] [--models qwen2.5-0.5b,llama-3.1-8b]
+        [--sets avx2,avxvnni]
 
 The matrices are those of one layer of Qwen2.5-0.5B and of Llama-3.1-8B. A rate is twice the
 multiply-adds, divided by a thread's processor time: the median of the rounds. After it comes its
 share of the rate that is probed first: of bfloat16 by AMX where the format's activations are
 bfloat16 or bytes, else of float multiply-adds. (Bytes are multiplied twice as fast; their scales,
 one for each 32 inputs of a row, are not.)
+
+With --sets instruction sets are compared instead, in turns, and the share is of the first one's
+rate. A checkout compiles the best two by itself; DOVETAIL_CPU_ISA names another.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_kernels.cpu.library import needed_library
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.probe import Limits, probe
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
@@ -51,24 +55,28 @@ class Product:
     outputs: int
     inputs: int
 
-    def packed(self) -> Packed:
+    def packed(self, source: Library) -> Packed:
         """Return random weights."""
         name, _, group = self.format.partition(":")
         weight = make_weight(name, self.outputs, self.inputs, group=int(group or 0))
-        return Packed(weight, is_gated="gate" in self.label)
+        return Packed(weight, is_gated="gate" in self.label, source=source)
 
 
-def rate(product: Product, rows: int, rounds: int, threads: int) -> float:
-    """Return operations per second of a thread's processor time, times the threads."""
-    packed, x = product.packed(), torch.randn(rows, product.inputs)
-    out = torch.empty(rows, packed.out_size)
-    packed.multiply_into(out, x)
-    times_s = []
-    for _ in range(rounds):
-        start_s = time.process_time()
-        packed.multiply_into(out, x)
-        times_s.append(time.process_time() - start_s)
-    return 2 * rows * product.outputs * product.inputs / statistics.median(times_s) * threads
+def rates(
+    product: Product, rows: int, rounds: int, threads: int, sources: list[Library]
+) -> list[float]:
+    """Return operations per second of a thread's processor time, times the threads, by source."""
+    weights, x = [product.packed(source) for source in sources], torch.randn(rows, product.inputs)
+    out = torch.empty(rows, weights[0].out_size)
+    times_s: list[list[float]] = [[] for _ in weights]
+    for number in range(rounds + 1):
+        for packed, own_s in zip(weights, times_s, strict=True):
+            start_s = time.process_time()
+            packed.multiply_into(out, x)
+            if number:  # the first is not measured
+                own_s.append(time.process_time() - start_s)
+    operations = 2 * rows * product.outputs * product.inputs * threads
+    return [operations / statistics.median(own_s) for own_s in times_s]
 
 
 def peak(limits: Limits, format: str) -> float:
@@ -89,8 +97,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--formats", default=FORMATS, help="NAME or NAME:GROUP, between commas")
     parser.add_argument("--models", default=",".join(MODELS), help="names, between commas")
+    parser.add_argument("--sets", default="", help="instruction sets, between commas")
     chosen = parser.parse_args()
-    native.set_threads(chosen.threads)
+    sources = [Library(native.path, isa) for isa in filter(None, chosen.sets.split(","))]
+    for source in (native, *sources):
+        source.set_threads(chosen.threads)
     limits = probe(native)
     tiles = (
         f", tiles {limits.tile_flops_per_s / 1e9:.0f} GFLOP/s" if limits.tile_flops_per_s else ""
@@ -102,12 +113,12 @@ def main() -> None:
         for label, (outputs, inputs) in MODELS[model].items():
             for format in chosen.formats.split(","):
                 product = Product(label=label, format=format, outputs=outputs, inputs=inputs)
-                found = rate(product, chosen.rows, chosen.rounds, chosen.threads)
-                share = found / peak(limits, format)
-                print(
-                    f"{model:<14}{label:<9}{format:<20}{found / 1e9:8.0f} GOP/s {share:6.0%}",
-                    flush=True,
+                found = rates(
+                    product, chosen.rows, chosen.rounds, chosen.threads, sources or [native]
                 )
+                whole = found[0] if sources else peak(limits, format)
+                columns = "".join(f"{x / 1e9:8.0f} GOP/s {x / whole:6.0%}" for x in found)
+                print(f"{model:<14}{label:<9}{format:<20}{columns}", flush=True)
 
 
 if __name__ == "__main__":

@@ -139,6 +139,8 @@ def test_the_sets_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         f"avx2 fma {wide}": ("base", "avx2", "avx512"),
         f"avx2 fma {wide} avx512_bf16": ("base", "avx2", "avx512", "avx512bf16"),
         "avx2 fma avx512_bf16": ("base", "avx2"),
+        "avx2 fma avx_vnni": ("base", "avx2", "avxvnni"),
+        f"avx2 fma avx_vnni {wide}": ("base", "avx2", "avxvnni", "avx512"),
     }.items():
         recipe.CPUINFO.write_text(f"vendor : x\nflags\t\t: {flags}\n", encoding="utf-8")
         assert recipe.usable_sets() == sets
@@ -159,6 +161,10 @@ def test_a_tree_compiles_the_best_set_and_the_one_below(monkeypatch: pytest.Monk
     assert compiled_for(everything, "amx") == "avx2 avx512 avx512bf16 amx"
     assert compiled_for(everything, "base") == everything
     assert compiled_for("base avx2") == "base avx2"
+    assert compiled_for("base avx2 avxvnni") == "base avx2 avxvnni"
+    assert compiled_for("base avx2 avxvnni avx512") == "avx2 avx512"
+    assert compiled_for("base avx2 avxvnni avx512", "avxvnni") == "avx2 avxvnni avx512"
+    assert compiled_for("base avx2 avxvnni avx512", "base") == "base avx2 avx512"
     assert compiled_for("base") == "base"
     assert compiled_for("neon") == "neon"
 

@@ -14,7 +14,6 @@ import pytest
 
 from dovetail_kernels.cpu import recipe
 from dovetail_kernels.cpu.library import ISA_VARIABLE, Library, library, missing_reason
-from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.native import Packed
 
@@ -51,7 +50,7 @@ def test_panels_are_as_wide_as_it_says() -> None:
         assert packed.scales is not None
         told[isa] = source.panel_outputs()
         assert packed.scales.shape[-1] == told[isa], isa
-    assert len(set(told.values())) == len(told) - len(told.keys() & set(BFLOAT16_ISAS)), (
+    assert len(set(told.values())) == len(told) - len(told.keys() & set(recipe.ADDS)), (
         "all the same"
     )
 

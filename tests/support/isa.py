@@ -29,6 +29,13 @@ HELD = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "OPENBLAS_CORETYPE": "Haswell",
     },
+    "avxvnni": {
+        "DOVETAIL_CPU_ISA": "avxvnni",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
     "base": {
         "DOVETAIL_CPU_ISA": "base",
         "ATEN_CPU_CAPABILITY": "default",
@@ -53,21 +60,24 @@ def held(isa: str) -> dict[str, str]:
     numpy refuses names that it does not know or that the machine lacks, so it is asked.
     """
     numpy_core: Any = import_module("numpy._core._multiarray_umath")
-    kept = NUMPY_KEEPS if isa == "avx2" else ()
+    kept = () if isa == "base" else NUMPY_KEEPS
     features = numpy_core.__cpu_features__
     off = [name for name in numpy_core.__cpu_dispatch__ if features[name] and name not in kept]
     return HELD[isa] | ({NUMPY_VARIABLE: " ".join(off)} if off else {})
 
 
 def lower_sets() -> list[str]:
-    """Return the sets to hold this machine to: those of `HELD` below its best.
+    """Return the sets to hold this machine to: those of `HELD` below its best, last the highest
+    that the best extends.
 
     Raises: OSError where there is no native library to ask.
     """
     native = library()
     if native is None:
         raise OSError(missing_reason())
-    return [isa for isa in recipe.usable_sets() if isa in HELD and isa != native.best_isa]
+    best = native.best_isa
+    found = [isa for isa in recipe.usable_sets() if isa in HELD and isa != best]
+    return sorted(found, key=lambda isa: recipe.extends(best, isa))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

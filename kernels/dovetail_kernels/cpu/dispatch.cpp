@@ -3,8 +3,8 @@
 #include "isa.h"
 
 #if defined(__x86_64__)
-#if defined(__linux__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -25,6 +25,12 @@ bool has_amx() {
 #endif
 }
 
+// Whether products of bytes are added up in registers of AVX. Source: Intel SDM volume 2, CPUID leaf 7.
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+
 }  // namespace
 #endif
 
@@ -42,6 +48,7 @@ DT_C const char* dt_best_isa() {
   const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
   if (has_avx2 && has_pairs) return has_amx() ? "amx" : "avx512bf16";
   if (has_avx2 && has_avx512) return "avx512";
+  if (has_avx2 && has_avx_vnni()) return "avxvnni";
   if (has_avx2) return "avx2";  // every CPU with AVX2 and FMA has F16C
   return "base";
 #elif defined(__aarch64__)

@@ -122,7 +122,12 @@ class Library:
         """Return the instruction sets that it has and this machine can run, the best last."""
         known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
         first = next(i for i, isa in enumerate(known) if self._has("panel_outputs", isa))
-        return known[first : known.index(self.best_isa) + 1]
+        usable, best = recipe.usable_sets(), self.best_isa
+        return [
+            isa
+            for isa in known[first : known.index(best) + 1]
+            if isa in usable and (recipe.extends(best, isa) or self._has("panel_outputs", isa))
+        ]
 
     def kernel(
         self,

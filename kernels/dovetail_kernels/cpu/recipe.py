@@ -41,6 +41,7 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
         "base": [],
         "avx2": AVX2,
+        "avxvnni": [*AVX2, "-mavxvnni"],
         "avx512": [*AVX2, *AVX512],
         "avx512bf16": [*AVX2, *AVX512, "-mavx512bf16"],
         "amx": [*AVX2, *AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
@@ -50,15 +51,16 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
 BFLOAT16_ISAS = ("avx512bf16", "amx")
 """The sets that multiply pairs of bfloat16 faster than floats; only the first makes such pairs from
 values in groups."""
-ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_TILE__"}
+ADDS = {"avxvnni": "__AVXVNNI__", "avx512bf16": "__AVX512BF16__", "amx": "__AMX_TILE__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 NEEDS = {
     "avx2": ("avx2", "fma"),
+    "avxvnni": ("avx_vnni",),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
     "avx512bf16": ("avx512_bf16",),
     "amx": ("amx_tile", "amx_bf16", "amx_int8"),
 }
-"""The system's names of the features of each set, without those of earlier sets."""
+"""The system's names of the features of each set, without those of the sets that it extends."""
 ISA_VARIABLE = "DOVETAIL_CPU_ISA"
 CPUINFO = Path("/proc/cpuinfo")
 HEADERS = ("immintrin.h", "math.h", "stdint.h", "string.h")
@@ -121,19 +123,31 @@ def usable_sets() -> tuple[str, ...]:
     if line is None:
         return sets
     has = frozenset(line.group(1).split())
-    first_missing = (i for i, isa in enumerate(sets) if not has.issuperset(NEEDS.get(isa, ())))
-    return sets[: next(first_missing, len(sets))]
+    missing = [isa for isa in sets if not has.issuperset(NEEDS.get(isa, ()))]
+    return tuple(isa for isa in sets if not any(extends(isa, one) for one in missing))
+
+
+def extends(isa: str, other: str) -> bool:
+    """Return whether an instruction set has all of another one, or is that one."""
+    flags = all_sets(platform.machine())
+    return set(flags[isa]) >= set(flags[other])
 
 
 def source_sets() -> tuple[str, ...]:
     """Return the sets that a source tree compiles: the best that this machine can run and the one
-    below it, or all from the one that DOVETAIL_CPU_ISA names. What ADDS to one does not count."""
+    below it, or all from the one that DOVETAIL_CPU_ISA names. What ADDS to one does not count, and
+    what the best does not extend is only there if it is named."""
+    return _sets_for(os.environ.get(ISA_VARIABLE))
+
+
+def _sets_for(forced: str | None) -> tuple[str, ...]:
+    """Return the sets that a source tree compiles where DOVETAIL_CPU_ISA is `forced`."""
     sets = usable_sets()
     lowest = [isa for isa in sets if isa not in ADDS][-2:][0]
-    forced = os.environ.get(ISA_VARIABLE)
     if forced in sets:
         lowest = min(lowest, forced, key=sets.index)
-    return sets[sets.index(lowest) :]
+    chosen = sets[sets.index(lowest) :]
+    return tuple(isa for isa in chosen if isa == forced or extends(sets[-1], isa))
 
 
 def units(machine: str, chosen: Sequence[str] | None = None) -> list[Unit]:
@@ -193,7 +207,8 @@ def _library_name(objects: Iterable[str]) -> str:
 def _drop_old(folder: Path, known: dict[Unit, str], machine: str) -> None:
     """Delete objects and libraries of outdated sources, flags or compilers."""
     usable = usable_sets()
-    groups = [units(machine), *(units(machine, usable[i:]) for i in range(len(usable)))]
+    chosen = [usable[i:] for i in range(len(usable))] + [_sets_for(isa) for isa in usable]
+    groups = [units(machine), *(units(machine, sets) for sets in chosen)]
     current = {_library_name(known[unit] for unit in group) for group in groups}
     current.update(known.values())
     for old in (*folder.glob("libdovetail_*.so"), *(folder / "objects").glob("*.o")):

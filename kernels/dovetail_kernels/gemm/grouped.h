@@ -36,7 +36,7 @@ struct Nibbles {
   template <int R>
   static DT_INLINE void add_segment(const int8_t* a, const uint8_t* w, int64_t lanes, Prefetch prefetch,
                                     IVec (&sums)[R][2]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(DT_ADDS_PAIRS)
     // 16-bit sums hold 8 steps of two products below 15 * 127 each: 4 lanes between the flushes.
     constexpr int64_t kFlush = 4;
     const auto add_pairs = [&](int64_t l, int64_t some, auto is_first) __attribute__((always_inline)) {
@@ -88,7 +88,7 @@ struct Nibbles {
     }
   }
   static DT_INLINE void add(IVec& sum, IVec w, IVec x) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(DT_ADDS_PAIRS)
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
     keep_here(sum);
 #else
@@ -145,7 +145,7 @@ struct Plain {
   static DT_INLINE IVec read(const uint8_t* w) { return bits == 8 ? Kind::weights(w) : iload(w); }
 };
 
-// What of four inputs' bytes is added to sums when. On AVX2 two products' sums are of 16 bits, which
+// What of four inputs' bytes is added to sums when. Where pairs are added, two products' sums are of 16 bits, which
 // hold four times two products below 31 * 127, twice two below 63 * 127, before they are flushed.
 template <int R, int bits, int q, bool is_first>
 DT_INLINE void add_quarter(const int8_t* a, IVec v0, IVec v1, IVec (&pairs)[R][2], IVec (&sums)[R][2]) {
@@ -154,7 +154,7 @@ DT_INLINE void add_quarter(const int8_t* a, IVec v0, IVec v1, IVec (&pairs)[R][2
   for (int i = 0; i < R; ++i) {
     const IVec x = broadcast(a + (q * R + i) * 4);
     for (int j = 0; j < 2; ++j) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(DT_ADDS_PAIRS)
       constexpr int kFlush = bits == 6 ? 2 : 4;
       const IVec two = _mm256_maddubs_epi16(v[j], x);
       pairs[i][j] = q % kFlush == 0 ? two : _mm256_add_epi16(pairs[i][j], two);
@@ -291,7 +291,7 @@ struct Grouped {
   using Lying = Own;
   static constexpr bool may_use_amx = true;
   static constexpr bool widens = !std::is_void_v<Wider>;
-#if defined(__AVX512F__)
+#if defined(DT_ADDS_FOURS)
   static constexpr int kRows = 6;  // a segment's sums and totals, two registers each
 #elif defined(__AVX2__)
   static constexpr int kRows = Own::kBits == 8 ? 6 : 4;

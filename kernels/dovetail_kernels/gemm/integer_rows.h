@@ -25,6 +25,9 @@ DT_INLINE IVec dot4(IVec acc, IVec weight, IVec x) {
   // Of the intrinsic GCC 12 makes copies of every sum, in each turn of a loop.
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weight), "v"(x));
   return acc;
+#elif defined(__AVXVNNI__)
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(weight), "x"(x));
+  return acc;
 #elif defined(__AVX2__)
   const __m256i pairs = _mm256_maddubs_epi16(weight, x);  // weights below 16: no saturation
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -61,7 +64,7 @@ struct Bytes {
   static DT_INLINE IVec weights(const void* w) { return iload(w); }
   static DT_INLINE IVec dot(IVec acc, IVec weight, IVec x) { return dot4(acc, weight, x); }
 };
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(DT_ADDS_PAIRS)
 struct Words {  // two 16-bit halves a lane: products of full bytes would saturate otherwise
   using T = int16_t;
   static constexpr int step = 2;

@@ -25,11 +25,19 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 4;
 #endif
 
+// AVX2 adds up products of bytes in pairs of 16 bits, which saturate. AVX-512 and AVX-VNNI add four of
+// them to 32 bits.
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#define DT_ADDS_FOURS
+#elif defined(__AVX2__)
+#define DT_ADDS_PAIRS
+#endif
+
 // How byte weights lie in a panel: inputs that share a 32-bit lane, and, for nibbles, which of the
 // lane's eight an input is. A stored int8 weight is the value plus kInt8Offset.
-#if defined(__AVX512F__)
+#if defined(DT_ADDS_FOURS)
 constexpr int kInt8Step = 4, kInt8Offset = 128;
-#elif defined(__AVX2__)
+#elif defined(DT_ADDS_PAIRS)
 constexpr int kInt8Step = 2, kInt8Offset = 0;
 #else
 constexpr int kInt8Step = 4, kInt8Offset = 0;

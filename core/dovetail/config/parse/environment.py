@@ -33,8 +33,8 @@ CONFIG = "DOVETAIL_CONFIG"
 OWN = {
     CONFIG: "YAML file of settings; those of --config are laid over it",
     "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
-    "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avx512, "
-    "avx512bf16, amx, neon, or none to run on torch",
+    "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avxvnni, "
+    "avx512, avx512bf16, amx, neon, or none to run on torch",
     "DOVETAIL_VERBOSE": "1 shows tracebacks of errors and why plugins were not chosen, "
     "as --verbose does",
 }
