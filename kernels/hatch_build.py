@@ -1,12 +1,14 @@
 """The wheel's build hook: compiles the native kernels and puts them into the wheel.
 
 A wheel gets every instruction set of its machine type, an editable install those that this machine
-uses. Without a compiler there are none and everything runs on torch. Imports nothing of
-dovetail: the recipe is run by its path, so that an isolated build needs no torch.
+uses, as does a wheel with DOVETAIL_WHEEL_SETS=machine. Without a compiler there are none and
+everything runs on torch. Imports nothing of dovetail: the recipe is run by its path, so that an
+isolated build needs no torch.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import sysconfig
@@ -18,6 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CPU = Path("kernels/dovetail_kernels/cpu")
 EDITABLE = "editable"
+SETS_VARIABLE = "DOVETAIL_WHEEL_SETS"
 NO_WINDOWS = (
     "dovetail does not run on Windows: it locks files and drives processes as on Unix. "
     "Install it in WSL 2."
@@ -36,7 +39,8 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]
             raise OSError(NO_WINDOWS)
         cpu = Path(self.root, CPU)
         recipe = runpy.run_path(str(cpu / "recipe.py"))
-        sets = recipe["source_sets"]() if version == EDITABLE else None
+        is_for_here = version == EDITABLE or os.environ.get(SETS_VARIABLE) == "machine"
+        sets = recipe["source_sets"]() if is_for_here else None
         start_s = time.perf_counter()
         library = recipe["build"](cpu / "_lib", sets=sets, tell=tell)
         if library is None:

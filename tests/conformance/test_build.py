@@ -80,7 +80,7 @@ def pip(*words: str | Path, python: Path | None = None) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a shell script")
 def test_a_wheel_compiles_every_set_in_order_and_says_so(
-    source: Path, log: Path, tmp_path: Path
+    source: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source / ".gitignore").unlink()  # which a build from an sdist does not read
     told = pip("wheel", source, "-w", tmp_path / "wheels")
@@ -92,6 +92,10 @@ def test_a_wheel_compiles_every_set_in_order_and_says_so(
     assert "Running command Preparing metadata" in metadata
     assert "compiling" not in metadata
     assert "compiling" in build
+    log.write_text("", encoding="utf-8")
+    monkeypatch.setenv("DOVETAIL_WHEEL_SETS", "machine")
+    assert "compiling" not in pip("wheel", source, "-w", tmp_path / "wheels")
+    assert compiled(log) == []
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     (library,) = [name for name in names if "/_lib/" in name]  # without its objects

@@ -75,7 +75,8 @@ def wheel_of(source: Path, folder: Path) -> Path:
     (copy / "README.md").touch()
     out = folder / f"wheel_{source.name}"
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-        "--disable-pip-version-check", "--no-index", "-w", out, copy)  # fmt: skip
+        "--disable-pip-version-check", "--no-index", "-w", out, copy,
+        DOVETAIL_WHEEL_SETS="machine")  # fmt: skip
     (wheel,) = out.glob("*.whl")
     return wheel
 

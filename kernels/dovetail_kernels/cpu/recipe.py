@@ -129,7 +129,7 @@ def usable_sets() -> tuple[str, ...]:
 
 def extends(isa: str, other: str) -> bool:
     """Return whether an instruction set has all of another one, or is that one."""
-    flags = all_sets(platform.machine())
+    flags = {name: flags for sets in ISA_FLAGS.values() for name, flags in sets.items()}
     return set(flags[isa]) >= set(flags[other])
 
 
