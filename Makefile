@@ -44,7 +44,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve kernels test test-core test-quick test-full test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site release-check bench clean
+.PHONY: serve kernels test test-core test-quick test-full test-isa test-gpu test-machines test-arm test-clients test-real sweep lint docs docs-site release-check bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -108,6 +108,12 @@ test-gpu:
 test-machines: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet -e '.[test,lint,ray]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
+
+# The native kernels on 64-bit Arm, which qemu emulates (tests/support/arm.py says what that needs):
+# each ARM_EVERY-th case of every op against its reference.
+ARM_EVERY ?= 1
+test-arm: $(VENV)/.test
+	$(BIN)/python tests/support/arm.py -m dovetail_kernels test --device cpu --implementation native --every $(ARM_EVERY)
 
 # Coding agents and client libraries against a server whose model gives known answers. They are
 # installed in a folder of their own (2.5 GB), with npm and pip. `pytest tests/e2e -m clients` takes
