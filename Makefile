@@ -113,6 +113,7 @@ test-machines: $(VENV)/.test
 # each ARM_EVERY-th case of every op against its reference.
 ARM_EVERY ?= 1
 test-arm: $(VENV)/.test
+	$(BIN)/python tests/support/arm.py -c 'from dovetail_kernels.cpu.library import needed_library as f; print(f().isa)'
 	$(BIN)/python tests/support/arm.py -m dovetail_kernels test --device cpu --implementation native --every $(ARM_EVERY)
 
 # Coding agents and client libraries against a server whose model gives known answers. They are

@@ -17,6 +17,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from dovetail_kernels.cpu import recipe
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail" / "arm"
 EMULATOR, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-g++"
@@ -75,7 +77,7 @@ def install(folder: Path) -> None:
 
 
 def copy_kernels(folder: Path) -> None:
-    """Copy the kernels, which are compiled where they are. What is compiled already stays."""
+    """Copy the kernels and compile them. What is compiled already stays."""
     own, fresh = folder / "kernels", folder / "fresh"
     compiled = Path("dovetail_kernels", "cpu", "_lib")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -84,6 +86,7 @@ def copy_kernels(folder: Path) -> None:
         (own / compiled).replace(fresh / compiled)
     shutil.rmtree(own, ignore_errors=True)
     fresh.replace(own)
+    recipe.build(own / compiled, command=COMPILER, machine="aarch64", tell=print)
 
 
 def command_of(folder: Path, arguments: Sequence[str]) -> list[str]:
@@ -93,7 +96,6 @@ def command_of(folder: Path, arguments: Sequence[str]) -> list[str]:
         "PYTHONHOME": str(folder / "root" / "usr"),
         "PYTHONPATH": os.pathsep.join([*sources, str(folder / "kernels"), str(folder / "site")]),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "CXX": COMPILER,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
