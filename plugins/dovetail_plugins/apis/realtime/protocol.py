@@ -1,0 +1,201 @@
+"""What clients send in a realtime session: its settings, and their events.
+
+Source: OpenAI's realtime API reference (transcription sessions); vLLM's realtime endpoint, whose
+session.update holds the model alone, and whose commit says whether it is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.json_values import InvalidJson, json_struct
+
+PCM_HZ, PLAIN_HZ = 24_000, 16_000
+"""Samples a second: OpenAI's PCM, and that of vLLM's clients."""
+WHOLE = frozenset({"format", "turn_detection"})
+"""Settings that an update replaces altogether; others it changes field by field."""
+
+
+class Pcm(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm", forbid_unknown_fields=True):
+    """Samples of 16 bits, little endian, one channel."""
+
+    rate: Annotated[int, msgspec.Meta(ge=8_000, le=96_000)] = PCM_HZ
+
+
+class MuLaw(msgspec.Struct, frozen=True, tag="audio/pcmu", forbid_unknown_fields=True):
+    """G.711 with the mu law: bytes, 8000 a second."""
+
+    rate: Literal[8000] = 8000
+
+
+class ALaw(msgspec.Struct, frozen=True, tag="audio/pcma", forbid_unknown_fields=True):
+    """G.711 with the A law: bytes, 8000 a second."""
+
+    rate: Literal[8000] = 8000
+
+
+Format = Pcm | MuLaw | ALaw
+
+
+class ServerVad(
+    msgspec.Struct, frozen=True, kw_only=True, tag="server_vad", forbid_unknown_fields=True
+):
+    """Turns are found by their loudness (`turns`). The responses of other sessions do not exist in
+    these, so their two settings change nothing."""
+
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 300
+    silence_duration_ms: Annotated[int, msgspec.Meta(ge=20, le=60_000)] = 500
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+    idle_timeout_ms: None = None
+
+
+class Transcription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How speech is written. `temperature` and `seed` are those of /v1/audio/transcriptions."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    seed: int | None = None
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sound that comes in. No noise is taken out of it."""
+
+    format: Format = Pcm()
+    transcription: Transcription | None = Transcription()
+    turn_detection: ServerVad | None = ServerVad()
+    noise_reduction: None = None
+
+
+class Audio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sound of a session."""
+
+    input: Input = Input()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a session."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: Audio = Audio()
+    include: tuple[()] | None = None
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True, tag="session.update"):
+    """Changes settings; with `model` alone it begins a session of vLLM's."""
+
+    event_id: str | None = None
+    session: dict[str, Any] | None = None
+    model: str | None = None
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
+    """Adds sound, which JSON holds in base64."""
+
+    audio: bytes
+    event_id: str | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
+    """Ends a turn. `final` (vLLM): no sound follows."""
+
+    event_id: str | None = None
+    final: bool = False
+
+
+class Clear(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
+    """Drops the sound that has not been committed."""
+
+    event_id: str | None = None
+
+
+Event = Update | Append | Commit | Clear
+OTHERS = frozenset(
+    f"{name}.{verb}"
+    for name, verbs in (
+        ("conversation.item", ("create", "delete", "retrieve", "truncate")),
+        ("output_audio_buffer", ("clear",)),
+        ("response", ("create", "cancel")),
+        ("transcription_session", ("update",)),
+    )
+    for verb in verbs
+)
+"""Events of OpenAI's that sessions here do not take."""
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    type: Any = None
+    event_id: Any = None
+
+
+class BadEvent(RequestError):
+    """An event that cannot be followed. The session goes on."""
+
+    def __init__(self, what: str, *, event_id: str | None = None, **more: Any) -> None:
+        super().__init__(what, **more)
+        self.event_id = event_id
+
+
+def event_of(text: str) -> Event:
+    """Return a client's event. Raises: BadEvent"""
+    try:
+        found: Event = json_struct(text, Event)
+    except InvalidJson as error:
+        raise _fault(text, error) from None
+    return found
+
+
+def _fault(text: str, error: InvalidJson) -> BadEvent:
+    """Return what is wrong with an event."""
+    try:
+        head = json_struct(text, _Head)
+    except InvalidJson:
+        return BadEvent(f"the event {error}", fix="send a JSON object.", code="invalid_json")
+    event_id = head.event_id if isinstance(head.event_id, str) else None
+    name = str(head.type)[:64]
+    if name in OTHERS:
+        what = f'a transcription session does not take the event "{name}".'
+        return BadEvent(what, where="type", code="not_supported", event_id=event_id)
+    known = {kind.__struct_config__.tag for kind in (Update, Append, Commit, Clear)}
+    if name not in known:
+        fix = f"use one of {', '.join(sorted(map(str, known)))}."
+        what = f'there is no event "{name}".' if head.type is not None else "is missing."
+        return BadEvent(what, where="type", fix=fix, code="invalid_value", event_id=event_id)
+    return BadEvent(f"the event {error}", code="invalid_value", event_id=event_id)
+
+
+def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Return settings with a client's changes: what it leaves out stays. Raises: RequestError"""
+    if changes.get("type") == "realtime":
+        raise RequestError(
+            "sessions here write what they hear; they do not answer.",
+            where="session.type",
+            fix='use "transcription".',
+            code="not_supported",
+        )
+    merged = _merged(msgspec.to_builtins(settings), changes)
+    try:
+        return msgspec.convert(merged, Settings)
+    except (msgspec.ValidationError, RecursionError) as error:
+        what, _, place = str(error).partition(" - at `$")
+        where = f"session{place.rstrip('`')}"
+        raise RequestError(f"{what}.", where=where, code="invalid_value") from None
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(old)
+    for name, value in new.items():
+        before = found.get(name)
+        if name == "noise_reduction":
+            continue  # a hint; the settings that are sent back say that it is off
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and name not in WHOLE:
+            value = _merged(before, value)
+        found[name] = value
+    return found
