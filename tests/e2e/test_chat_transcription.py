@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import io
 import json
@@ -12,9 +13,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from websockets.sync.client import connect
 
 from dovetail_plugins.apis.audio.chat_speech import QUESTIONS, question, without_frame
 from dovetail_plugins.apis.audio.form import AudioFile, AudioRequest
+from dovetail_plugins.apis.realtime.sound import wav_of
 from support.server_process import ServerProcess
 from support.tiny_media import write_media_checkpoint
 
@@ -85,6 +88,29 @@ def test_a_model_with_a_mode_for_it_is_asked_by_its_tokens(
     assert events[-1]["text"] == text
     assert len(events) > 20
     assert "".join(one["delta"] for one in events[:-1]).strip() == text
+
+
+def test_a_realtime_session_is_asked_in_the_same_way(client: httpx.Client) -> None:
+    """Its text is the file's, and comes in pieces while the model writes it."""
+    data = (SOUND * 32767).astype("<i2").tobytes()
+    files = {"file": ("a.wav", wav_of(data, RATE_HZ))}
+    answer = client.post("/v1/audio/transcriptions", files=files, data={"language": "en"})
+    address = f"{client.base_url}".replace("http", "ws").rstrip("/") + "/v1/realtime"
+    found: list[dict[str, Any]] = []
+    sound = {"format": {"type": "audio/pcm", "rate": RATE_HZ}, "turn_detection": None}
+    session = {"audio": {"input": {**sound, "transcription": {"language": "en"}}}}
+    with connect(address) as socket:
+        for event in (
+            {"type": "session.update", "session": session},
+            {"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()},
+            {"type": "input_audio_buffer.commit"},
+        ):
+            socket.send(json.dumps(event))
+        while not found or not found[-1]["type"].endswith((".completed", "failed", "error")):
+            found.append(json.loads(socket.recv(timeout=60)))
+    assert found[-1]["transcript"] == answer.json()["text"] != ""
+    pieces = [one["delta"] for one in found if one["type"].endswith(".delta")]
+    assert len(pieces) > 20 and "".join(pieces).strip() == found[-1]["transcript"]
 
 
 def test_a_translation_is_asked_for_in_words(client: httpx.Client) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -54,7 +53,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         folder.parent / "keys.jsonl",
         ann={"families": ["audio", "realtime"]},
         bob={"families": ["audio", "chat"]},
-        cid={"limits": {"tokens_per_minute": 20, "requests": 1}},
+        cid={"limits": {"tokens_per_minute": 140, "requests": 1}},
     )
     flags = ("--port", "0", "--dtype", "float32", "--api-keys-file", keys)
     with ServerProcess(str(folder), *flags, "--served-model-name", "ear") as made:
@@ -149,11 +148,12 @@ def test_turns_are_found_in_sound(server: ServerProcess) -> None:
                 await session.input_audio_buffer.append(audio=part)
             events: list[Any] = []
             while sum(event.type == f"{HEARD}.completed" for event in events) < 2:
-                events.append(await session.recv())
+                async with asyncio.timeout(60):
+                    events.append(await session.recv())
                 assert not events[-1].type.endswith(("error", "failed")), events[-1]
             return events
 
-    events = asyncio.run(asyncio.wait_for(main(), 60))
+    events = asyncio.run(main())
     of = {
         name: [event for event in events if event.type.endswith(name)]
         for name in ("speech_started", "speech_stopped", ".committed", ".completed")
@@ -175,8 +175,8 @@ def test_sound_of_telephones_and_vllm_clients(server: ServerProcess) -> None:
         data = np.random.default_rng(5).integers(0, 256, 8000, np.uint8).tobytes()
         with opened(server) as socket:
             read(socket)
-            sound = {"format": {"type": kind}, **BY_HAND}
-            assert asked(socket, "session.update", session=settings(**sound))["type"].endswith("ed")
+            wanted = settings(format={"type": kind}, **BY_HAND)
+            assert asked(socket, UPDATE, session=wanted)["type"] == "session.updated"
             socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": in_base64(data)}))
             asked(socket, "input_audio_buffer.commit")
             done = until(socket, f"{HEARD}.completed", "error")[-1]
@@ -228,7 +228,10 @@ BAD: list[tuple[Any, str, str]] = [
         "invalid_value",
     ),
     (
-        {"type": UPDATE, "session": settings(turn_detection={"type": "server_vad", "threshold": 2})},
+        {
+            "type": UPDATE,
+            "session": settings(turn_detection={"type": "server_vad", "threshold": 2}),
+        },
         "session.audio.input.turn_detection.threshold",
         "invalid_value",
     ),
@@ -290,14 +293,16 @@ def test_keys_hold_for_websockets(server: ServerProcess) -> None:
         assert refusal(server, "cid") == (429, "rate_limit_exceeded")
         read(socket)
         asked(socket, UPDATE, session=settings(**BY_HAND))
-        ends = []
-        for seed in (1, 2):
+        ends: list[dict[str, Any]] = []
+        for seed in range(20):  # the texts of all turns count together
+            if ends and ends[-1]["type"].endswith("failed"):
+                break
             sound = in_base64(noise(0.3, seed=seed))
             socket.send(json.dumps({"type": APPEND, "audio": sound}))
             asked(socket, "input_audio_buffer.commit")
             ends.append(until(socket, f"{HEARD}.completed", f"{HEARD}.failed")[-1])
-    assert [end["type"].rpartition(".")[2] for end in ends] == ["completed", "failed"], ends
-    assert ends[1]["error"]["code"] == "rate_limit_exceeded"
+    assert ends[0]["type"].endswith("completed"), ends[0]
+    assert ends[-1]["error"]["code"] == "rate_limit_exceeded"
     log = "\n".join(server.lines)
     assert "api_key=***" in log and "secret" not in log
     with server.client(headers=bearer("ann")) as client:
