@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ from support.tiny_encoder_decoders import write_encoder_decoder
 
 pytestmark = pytest.mark.e2e
 RATE_HZ = 24_000
+EXAMPLE = Path(__file__).parents[2] / "examples/live_transcript.py"
 HEARD = "conversation.item.input_audio_transcription"
 BY_HAND = {"turn_detection": None}
 WANTED = {"language": "en", "temperature": 0.5, "seed": 3}
@@ -203,6 +207,19 @@ def test_sound_of_telephones_and_vllm_clients(server: ServerProcess) -> None:
         found = until(socket, "transcription.done", "error")
     assert {one["type"] for one in found[:-1]} <= {"transcription.delta"}
     assert "".join(one["delta"] for one in found[:-1]).strip() == found[-1]["text"]
+
+
+def test_the_example_prints_a_line_for_each_turn(server: ServerProcess) -> None:
+    sound = noise(0.5, 0.0005) + noise(1.0) + noise(0.8, 0.0005) + noise(1.0)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), sockets_of(server).removesuffix("/v1")],
+        input=sound,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "OPENAI_API_KEY": "sk-ann"},
+        timeout=120,
+    )
+    assert done.stdout.count(b"\n") >= 2 and not done.stderr
 
 
 APPEND, UPDATE = "input_audio_buffer.append", "session.update"
