@@ -65,10 +65,6 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
 
 
-MAX_MESSAGE_BYTES = 16 * 2**20
-"""How long a message of a WebSocket may be; a family may take less."""
-
-
 def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
     """Return uvicorn's settings. `observability.logging` sets the levels of its loggers."""
     protocol = limited_http_protocol(
@@ -84,7 +80,6 @@ def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> u
         served,
         http=protocol,
         ws="auto",
-        ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # a small message could become a large one
         lifespan="off",
         log_config=None,
