@@ -366,6 +366,15 @@ def test_limits_and_the_end_of_a_server(folder: Path) -> None:
             busy.send(json.dumps({"type": APPEND, "audio": half}))
             full = asked(busy, APPEND, audio=half)["error"]
             assert (full["code"], full["param"]) == ("input_audio_buffer_full", "audio")
+            busy.send(json.dumps({"type": "input_audio_buffer.clear"}))
+            read(busy)
+            vad = settings(turn_detection={"type": "server_vad"})
+            asked(busy, UPDATE, session=vad)
+            loud = in_base64(noise(0.6 * 2**20 / RATE_HZ / 2))
+            started = asked(busy, APPEND, audio=loud)
+            names = [read(busy)["type"].rpartition(".")[2] for _ in range(2)]  # half is a turn
+            assert names == ["speech_stopped", "committed"]
+            assert started["type"].endswith("speech_started")
             assert read(idle)["error"]["code"] == "session_idle"
             with pytest.raises(ConnectionClosed) as closed:
                 read(idle)

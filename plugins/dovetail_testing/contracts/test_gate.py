@@ -13,7 +13,7 @@ from dovetail.observability.caller import CALLER
 from dovetail_testing.contract import default_options
 
 OPEN = "/health"
-CAN_ANSWER = {"websocket.http.response": {}}
+CAN_ANSWER: dict[str, Any] = {"websocket.http.response": {}}
 FLAGS: tuple[dict[str, Any], ...] = ({}, {"api_key": ("sk-of-this-test",)})
 
 

@@ -84,6 +84,10 @@ class RequestIdMiddleware:
         state["request_id"], state["error_bodies"] = request_id, self._error_bodies
         if self._root_path:
             scope["root_path"] = self._root_path
+        for word in scope.get("subprotocols", ()):  # browsers can put a key nowhere else
+            if word.startswith(SOCKET_KEY):
+                key = word.removeprefix(SOCKET_KEY).encode("utf-8", "surrogateescape")
+                scope["headers"] = [*scope["headers"], (b"x-api-key", key)]
         note_caller(scope["path"], scope["headers"], request_id=request_id)
         sent = _Sent(headers={REQUEST_ID: request_id} if self._shows_id else {})
         start_s = time.monotonic()
@@ -202,10 +206,6 @@ def is_open(
 
 
 def key_of(headers: Headers) -> str:
-    """Return the key in a request's headers (either of the two, or a WebSocket's subprotocol, as
-    browsers send it); empty if there is none."""
-    for word in headers.get("sec-websocket-protocol", "").split(","):
-        if word.strip().startswith(SOCKET_KEY):
-            return word.strip().removeprefix(SOCKET_KEY)
+    """Return the key in a request's headers (either of the two); empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

@@ -39,7 +39,7 @@ class RealtimeOptions:
     session_s: float = field(default=3600.0, metadata={"help": "how long a session may last"})
     idle_s: float = field(default=600.0, metadata={"help": "how long a client may send nothing"})
     buffer_mib: int = field(
-        default=32,
+        default=24,
         metadata={"help": "MiB of sound of a session that may wait to be transcribed"},
     )
 

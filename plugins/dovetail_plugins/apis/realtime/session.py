@@ -254,14 +254,18 @@ class Session:
                 self._item_id = new_id("item")
                 await self.send(self.words.started(self._item_id, self._ms(self._begin)))
             else:
-                assert self._item_id is not None
-                await self.send(self.words.stopped(self._item_id, self._ms(signal.at)))
-                await self._commit((signal.at - self._begin) * SAMPLE_BYTES)
+                await self._end_turn(signal.at)
         if not self._detector.is_speaking:
             self._drop(len(self._sound) - self._detector.kept * SAMPLE_BYTES)
         elif len(self._sound) > self.limits.buffer_bytes // 2:
-            await self._commit(len(self._sound))
+            await self._end_turn(self._begin + len(self._sound) // SAMPLE_BYTES)
             self._restart_detector()
+
+    async def _end_turn(self, at: int) -> None:
+        """Make the sound of a turn, which ends at a sample, an item. Mutates: self"""
+        assert self._item_id is not None, "a turn that ends has begun"
+        await self.send(self.words.stopped(self._item_id, self._ms(at)))
+        await self._commit((at - self._begin) * SAMPLE_BYTES)
 
     def _drop(self, num_bytes: int) -> bytes:
         """Return the first bytes, which leave the buffer. Mutates: self"""
