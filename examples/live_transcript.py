@@ -30,7 +30,7 @@ async def main() -> None:
     address = sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8000"
     key = os.environ.get("OPENAI_API_KEY", "none")
     client = AsyncOpenAI(websocket_base_url=f"{address}/v1", api_key=key)
-    async with client.realtime.connect() as session:
+    async with client.realtime.connect(extra_query={"intent": "transcription"}) as session:
         sending = asyncio.create_task(send(session))
         num_open, is_over = 0, False
         while num_open or not is_over:

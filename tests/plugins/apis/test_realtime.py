@@ -10,10 +10,11 @@ import pytest
 import soundfile
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from dovetail.errors import RequestError
+from dovetail.errors import RequestError, RequestFault
 from dovetail_plugins.apis.realtime.protocol import ALaw, MuLaw, Pcm, ServerVad, Settings, updated
 from dovetail_plugins.apis.realtime.sound import samples_of
 from dovetail_plugins.apis.realtime.turns import Started, Stopped, TurnDetector
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import app_for
 
 RATE_HZ = 16_000
@@ -86,8 +87,125 @@ def test_a_model_that_cannot_hear_takes_no_session() -> None:
     app, _ = app_for()
     with (
         pytest.raises(WebSocketDenialResponse) as refused,
-        TestClient(app).websocket_connect("/v1/realtime"),
+        TestClient(app).websocket_connect("/v1/realtime?intent=transcription"),
     ):
         pass
     assert refused.value.status_code == 404
     assert refused.value.json()["error"]["code"] == "task_not_supported"
+
+
+def text(said: str, role: str = "user", **more: Any) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    item = {"type": "message", "role": role, "content": [{"type": kind, "text": said}], **more}
+    return {"type": "conversation.item.create", "item": item}
+
+
+def talked(socket: Any, *events: dict[str, Any]) -> list[dict[str, Any]]:
+    """Send events; return the server's up to the end of an answer, or an error."""
+    for event in events:
+        socket.send_json(event)
+    found = [socket.receive_json()]
+    while found[-1]["type"] not in ("response.done", "error"):
+        found.append(socket.receive_json())
+    return found
+
+
+def test_a_chat_model_answers_with_text() -> None:
+    """The events are those that the openai client knows, and the prompt has all that was said."""
+    from openai.types.realtime import RealtimeServerEvent
+    from pydantic import TypeAdapter
+
+    app, engine = app_for(Script(pieces=["<think>hm</think>", "Hello", " you"]))
+    known: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+    limits = {"instructions": "Be kind.", "max_output_tokens": 50}
+    with TestClient(app).websocket_connect("/v1/realtime?model=fake") as socket:
+        created = socket.receive_json()
+        assert created["session"]["type"] == "realtime"
+        assert created["session"]["audio"]["input"]["turn_detection"] is None  # it cannot hear
+        update = {"type": "session.update", "session": {"type": "realtime", **limits}}
+        found = [created, *talked(socket, update, text("hi"), {"type": "response.create"})]
+        answer = found[-1]["response"]
+        said = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
+        assert said == answer["output"][0]["content"][0]["text"] == "Hello you"
+        assert answer["status"] == "completed"
+        assert answer["usage"]["output_tokens"] == len("<think>hm</think>Hello you")
+        again = talked(socket, text("and?"), {"type": "response.create"})
+        aside = {
+            "type": "response.create",
+            "response": {
+                "conversation": "none",
+                "instructions": "",
+                "input": [text("alone")["item"]],
+                "metadata": {"topic": "x"},
+            },
+        }
+        last = talked(socket, aside)
+    for event in (*found, *again, *last):
+        assert type(known.validate_python(event)).__name__ != "BaseModel"
+    assert last[-1]["response"]["metadata"] == {"topic": "x"}
+    assert not any(event["type"].startswith("conversation.") for event in last)
+    prompts = [engine.tokenizer.decode(more["prompt"]) for _, _, more in engine.asked]
+    wanted = (["Be kind.", "hi"], ["Be kind.", "hi", "Hello you", "and?"], ["alone"])
+    for prompt, parts in zip(prompts, wanted, strict=True):
+        places = [prompt.find(part) for part in parts]
+        assert -1 not in places and places == sorted(places), (prompt, parts)
+    assert "Be kind." not in prompts[2] and "Hello" not in prompts[2]
+    assert [params.max_tokens for _, params, _ in engine.asked] == [50] * 3
+
+
+def test_answers_end_as_they_are_told() -> None:
+    """By a limit, by the client, by the engine's fault; and one is written at a time."""
+
+    def script(prompt: str, index: int) -> Script:
+        if "short" in prompt:
+            return Script(pieces=["a"], finish_reason="length")
+        if "fault" in prompt:
+            return Script(pieces=["a"], raises=RequestFault("NaN in the logits."))
+        return Script(pieces=["a"] * 200, step_s=0.02)
+
+    app, _ = app_for(script)
+    with TestClient(app).websocket_connect("/v1/realtime") as socket:
+        socket.receive_json()
+        socket.send_json(text("hi", id="first"))
+        assert socket.receive_json()["item"]["id"] == "first"
+        found = talked(socket, {"type": "response.create"}, {"type": "response.create"})
+        assert found[-1]["error"]["code"] == "conversation_already_has_active_response"
+        done = talked(socket, {"type": "response.cancel"})[-1]["response"]
+        assert (done["status"], done["status_details"]["reason"]) == (
+            "cancelled", "client_cancelled",
+        )  # fmt: skip
+        limit = {"type": "response.create", "response": {"instructions": "short"}}
+        done = talked(socket, limit)[-1]["response"]
+        assert (done["status"], done["status_details"]["reason"]) == (
+            "incomplete", "max_output_tokens",
+        )  # fmt: skip
+        for instructions, reason in (("word " * 9999, "context_length"), ("fault", "NaN")):
+            asked = {"type": "response.create", "response": {"instructions": instructions}}
+            done = talked(socket, asked)[-1]["response"]
+            assert done["status"] == "failed" and reason in str(done["status_details"])
+        for event, param, code in (
+            ({"type": "response.cancel"}, "response_id", "response_cancel_not_active"),
+            ({"type": "conversation.item.delete", "item_id": "no"}, "item_id", "item_not_found"),
+            (text("x", id="first"), "item.id", "item_exists"),
+            ({**text("x"), "previous_item_id": "no"}, "previous_item_id", "item_not_found"),
+            ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "audio", "task_not_supported"),
+            (
+                {"type": "session.update", "session": {"type": "transcription"}},
+                "session.type",
+                "task_not_supported",
+            ),
+            (
+                {"type": "session.update", "session": {"output_modalities": ["audio"]}},
+                "session.output_modalities[0]",
+                "invalid_value",
+            ),
+            (
+                {"type": "session.update", "session": {"tools": [{"type": "function"}]}},
+                "session.tools",
+                "invalid_value",
+            ),
+        ):
+            error = talked(socket, event)[-1]["error"]
+            assert (error["param"], error["code"]) == (param, code), error
+        socket.send_json({"type": "conversation.item.delete", "item_id": "first"})
+        assert socket.receive_json()["type"] == "conversation.item.deleted"

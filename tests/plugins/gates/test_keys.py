@@ -189,7 +189,7 @@ def test_a_websocket_comes_from_an_allowed_page() -> None:
         headers = {"authorization": "Bearer plain", "origin": origin}
         with (
             pytest.raises(WebSocketDenialResponse) as refused,
-            TestClient(app).websocket_connect("/v1/realtime", headers=headers),
+            TestClient(app).websocket_connect("/v1/realtime?intent=transcription", headers=headers),
         ):
             pass
         found.append((refused.value.status_code, refused.value.json()["error"]["code"]))

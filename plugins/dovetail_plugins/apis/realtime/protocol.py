@@ -13,11 +13,14 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail.json_values import InvalidJson, json_struct
+from dovetail_plugins.apis.realtime.items import Item
 
 PCM_HZ, PLAIN_HZ = 24_000, 16_000
 """Samples a second: OpenAI's PCM, and that of vLLM's clients."""
 WHOLE = frozenset({"format", "turn_detection"})
 """Settings that an update replaces altogether; others it changes field by field."""
+HINTS = frozenset({"noise_reduction", "output", "tracing", "truncation"})
+"""Settings that are left out, as the settings that are sent back show."""
 
 
 class Pcm(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm", forbid_unknown_fields=True):
@@ -44,8 +47,8 @@ Format = Pcm | MuLaw | ALaw
 class ServerVad(
     msgspec.Struct, frozen=True, kw_only=True, tag="server_vad", forbid_unknown_fields=True
 ):
-    """Turns are found by their loudness (`turns`). The responses of other sessions do not exist in
-    these, so their two settings change nothing."""
+    """Turns are found by their loudness (`turns`). In a session that answers, a turn asks for an
+    answer, and its begin ends one, unless `create_response` or `interrupt_response` is false."""
 
     threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 300
@@ -88,6 +91,81 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     include: tuple[()] | None = None
 
 
+class TalkInput(Input, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sound of a session that answers: it is written only if the client asks for it."""
+
+    transcription: Transcription | None = None
+
+
+class TalkAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sound of a session that answers. Answers are texts, so its output has no settings."""
+
+    input: TalkInput = TalkInput()
+
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | Literal["inf"]
+Texts = Annotated[tuple[Literal["text"], ...], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class TalkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a session that answers with text. It offers no tools to the model."""
+
+    type: Literal["realtime"] = "realtime"
+    model: str | None = None
+    instructions: str = ""
+    output_modalities: Texts = ("text",)
+    max_output_tokens: Limit = "inf"
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    audio: TalkAudio = TalkAudio()
+    tools: tuple[()] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+
+
+AnySettings = Settings | TalkSettings
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an answer is wanted to be, where it differs from the session's settings."""
+
+    conversation: Literal["auto", "none"] | None = None
+    input: tuple[Item, ...] | None = None
+    instructions: str | None = None
+    max_output_tokens: Limit | None = None
+    metadata: dict[str, str] | None = None
+    output_modalities: Texts | None = None
+    tools: tuple[()] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+
+
+class Respond(msgspec.Struct, frozen=True, kw_only=True, tag="response.create"):
+    """Asks for an answer."""
+
+    event_id: str | None = None
+    response: Wanted = Wanted()
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="response.cancel"):
+    """Ends the answer that is being written, or one that waits."""
+
+    event_id: str | None = None
+    response_id: str | None = None
+
+
+class Create(msgspec.Struct, frozen=True, kw_only=True, tag="conversation.item.create"):
+    """Adds an item."""
+
+    item: Item
+    event_id: str | None = None
+    previous_item_id: str | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, kw_only=True, tag="conversation.item.delete"):
+    """Removes an item."""
+
+    item_id: str
+    event_id: str | None = None
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True, tag="session.update"):
     """Changes settings; with `model` alone it begins a session of vLLM's."""
 
@@ -116,13 +194,16 @@ class Clear(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.c
     event_id: str | None = None
 
 
-Event = Update | Append | Commit | Clear
+Event = Update | Append | Commit | Clear | Respond | Cancel | Create | Delete
+KNOWN = tuple(
+    str(kind.__struct_config__.tag)
+    for kind in (Update, Append, Commit, Clear, Respond, Cancel, Create, Delete)
+)
 OTHERS = frozenset(
     f"{name}.{verb}"
     for name, verbs in (
-        ("conversation.item", ("create", "delete", "retrieve", "truncate")),
+        ("conversation.item", ("retrieve", "truncate")),
         ("output_audio_buffer", ("clear",)),
-        ("response", ("create", "cancel")),
         ("transcription_session", ("update",)),
     )
     for verb in verbs
@@ -161,28 +242,24 @@ def _fault(text: str, error: InvalidJson) -> BadEvent:
     event_id = head.event_id if isinstance(head.event_id, str) else None
     name = str(head.type)[:64]
     if name in OTHERS:
-        what = f'a transcription session does not take the event "{name}".'
+        what = f'sessions here do not take the event "{name}".'
         return BadEvent(what, where="type", code="not_supported", event_id=event_id)
-    known = {kind.__struct_config__.tag for kind in (Update, Append, Commit, Clear)}
-    if name not in known:
-        fix = f"use one of {', '.join(sorted(map(str, known)))}."
+    if name not in KNOWN:
+        fix = f"use one of {', '.join(KNOWN)}."
         what = f'there is no event "{name}".' if head.type is not None else "is missing."
         return BadEvent(what, where="type", fix=fix, code="invalid_value", event_id=event_id)
     return BadEvent(f"the event {error}", code="invalid_value", event_id=event_id)
 
 
-def updated(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return settings with a client's changes: what it leaves out stays. Raises: RequestError"""
-    if changes.get("type") == "realtime":
-        raise RequestError(
-            "sessions here write what they hear; they do not answer.",
-            where="session.type",
-            fix='use "transcription".',
-            code="not_supported",
-        )
-    merged = _merged(msgspec.to_builtins(settings), changes)
+def updated(settings: AnySettings, changes: Mapping[str, Any]) -> AnySettings:
+    """Return settings with a client's changes: what it leaves out stays, unless it changes the
+    type. Raises: RequestError"""
+    wanted = changes.get("type", settings.type)
+    kind: type[AnySettings] = TalkSettings if wanted == "realtime" else Settings
+    before = settings if isinstance(settings, kind) else kind()
     try:
-        return msgspec.convert(merged, Settings)
+        found: AnySettings = msgspec.convert(_merged(msgspec.to_builtins(before), changes), kind)
+        return found
     except (msgspec.ValidationError, RecursionError) as error:
         what, _, place = str(error).partition(" - at `$")
         where = f"session{place.rstrip('`')}"
@@ -193,8 +270,8 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(old)
     for name, value in new.items():
         before = found.get(name)
-        if name == "noise_reduction":
-            continue  # a hint; the settings that are sent back say that it is off
+        if name in HINTS:
+            continue
         if isinstance(value, Mapping) and isinstance(before, Mapping) and name not in WHOLE:
             value = _merged(before, value)
         found[name] = value

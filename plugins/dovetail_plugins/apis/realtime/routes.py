@@ -1,4 +1,4 @@
-"""/v1/realtime: sessions in which sound is sent while it is recorded, and its text comes back."""
+"""/v1/realtime: sessions in which sound is sent while it is recorded, and text comes back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from fastapi import Depends, Request, WebSocket
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketDisconnect
 
-from dovetail.errors import Overloaded
-from dovetail.interfaces.api import TRANSCRIBE, Api, Route
+from dovetail.errors import NotFound, Overloaded
+from dovetail.interfaces.api import GENERATE, TRANSCRIBE, Api, Route
 from dovetail.interfaces.data.media_settings import MIB
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import ServerOf, problem_of, state_of
+from dovetail.server.endpoint import App, ServerOf, problem_of, state_of
 from dovetail_plugins.apis.audio.routes import AudioOf
+from dovetail_plugins.apis.realtime.protocol import (
+    AnySettings,
+    Settings,
+    TalkAudio,
+    TalkInput,
+    TalkSettings,
+)
 from dovetail_plugins.apis.realtime.session import Closed, Limits, Session
 from dovetail_plugins.apis.realtime.words import OpenAIWords
 
@@ -71,9 +78,10 @@ RealtimeOf = Annotated[RealtimeState, Depends(state_of(RealtimeState))]
 
 
 async def listen(socket: WebSocket, server: ServerOf, audio: AudioOf, state: RealtimeOf) -> None:
-    """Write what is said in a session: a WebSocket of OpenAI's realtime events, or of vLLM's.
-    Query: `model`."""
+    """Write what is said in a session, and answer it with text: a WebSocket of OpenAI's realtime
+    events, or of vLLM's. Query: `model`; `intent` (transcription)."""
     model = await server.model_name(socket.query_params.get("model"))
+    settings = _first_settings(server, socket.query_params.get("intent"))
     if server.admission.is_draining:
         raise Overloaded("the server is shutting down.")
     state.check_room()
@@ -88,11 +96,26 @@ async def listen(socket: WebSocket, server: ServerOf, audio: AudioOf, state: Rea
             limits=state.limits,
             model=model,
             request_id=str(socket.state.request_id),
+            settings=settings,
             words=OpenAIWords(is_beta=socket.headers.get(BETA[0]) == BETA[1]),
         )
         await _served(session)
     finally:
         state.num_open -= 1
+
+
+def _first_settings(server: App, intent: str | None) -> AnySettings:
+    """Return the settings that a session begins with. Raises: NotFound if the model cannot do what
+    the client connects for"""
+    if intent == "transcription" and TRANSCRIBE not in server.tasks:
+        what = "the served model cannot hear, so it cannot transcribe."
+        fix = "start the server with a model of speech, or with a chat model that hears."
+        raise NotFound(what, where="intent", fix=fix, code="task_not_supported")
+    if intent == "transcription" or GENERATE not in server.tasks:
+        return Settings()
+    hears = TRANSCRIBE in server.tasks
+    sound = TalkInput() if hears else TalkInput(turn_detection=None)
+    return TalkSettings(audio=TalkAudio(input=sound))
 
 
 async def _served(session: Session) -> None:
@@ -136,18 +159,17 @@ async def refuse_http(request: Request) -> Any:
 
 
 class RealtimeApi(Api):
-    """Transcription while sound is recorded."""
+    """Transcription while sound is recorded, and answers to it."""
 
     Options: ClassVar[type[Any]] = RealtimeOptions
     info = Info(
-        summary="OpenAI's realtime transcription, over WebSockets",
+        summary="OpenAI's realtime sessions, over WebSockets: sound or text in, text out",
         source="https://platform.openai.com/docs/api-reference/realtime",
     )
     routes = (
-        Route(method="WEBSOCKET", path=PATH, endpoint=listen),
+        Route(method="WEBSOCKET", path=PATH, endpoint=listen, tasks=(TRANSCRIBE, GENERATE)),
         Route(method="GET", path=PATH, endpoint=refuse_http),
     )
-    task = TRANSCRIBE
 
     def state(self, frontend: Any) -> Any:
         """Return the count of open sessions."""

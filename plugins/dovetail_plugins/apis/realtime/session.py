@@ -17,30 +17,49 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dovetail.errors import DovetailError, RequestError
+from dovetail.interfaces.api import GENERATE, TRANSCRIBE
 from dovetail.server.endpoint import App, owner_of, problem_of
 from dovetail_plugins.apis.audio.answers import usage, whole_text
 from dovetail_plugins.apis.audio.form import FALLBACK, AudioFile, AudioRequest, language_code
 from dovetail_plugins.apis.audio.routes import AudioState, check_language, listener_of
 from dovetail_plugins.apis.audio.windows import Segment
+from dovetail_plugins.apis.realtime.answers import Answer
+from dovetail_plugins.apis.realtime.items import Item, Part
 from dovetail_plugins.apis.realtime.protocol import (
     PLAIN_HZ,
+    AnySettings,
     Append,
     Audio,
     BadEvent,
+    Cancel,
     Clear,
     Commit,
+    Create,
+    Delete,
     Event,
     Input,
     Pcm,
+    Respond,
     Settings,
+    TalkSettings,
     Transcription,
     Update,
     event_of,
     updated,
 )
 from dovetail_plugins.apis.realtime.sound import SAMPLE_BYTES, samples_of, wav_of
+from dovetail_plugins.apis.realtime.talk import Talk, check_hears
 from dovetail_plugins.apis.realtime.turns import Started, TurnDetector
-from dovetail_plugins.apis.realtime.words import Fields, OpenAIWords, PlainWords, Words, new_id
+from dovetail_plugins.apis.realtime.words import (
+    Fields,
+    OpenAIWords,
+    PlainWords,
+    Words,
+    new_id,
+)
+from dovetail_plugins.apis.realtime.words import (
+    event as made,
+)
 
 logger = logging.getLogger("dovetail.server")
 LARGE_BYTES = 1 << 18
@@ -89,8 +108,9 @@ class Session:
     model: str
     request_id: str
     words: Words
+    settings: AnySettings
+    talk: Talk = field(init=False)
     id: str = field(default_factory=lambda: new_id("sess"))
-    settings: Settings = field(default_factory=Settings)
     num_turns: int = 0
     _began_s: float = field(default_factory=time.time)
     _sound: bytearray = field(default_factory=bytearray)
@@ -98,8 +118,11 @@ class Session:
     _detector: TurnDetector | None = None
     _item_id: str | None = None
     _last_id: str | None = None
-    _waiting: asyncio.Queue[Turn] = field(default_factory=asyncio.Queue)
+    _waiting: asyncio.Queue[Turn | Answer] = field(default_factory=asyncio.Queue)
     _num_waiting_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.talk = Talk(self.server, self.limits.buffer_bytes, self._waiting.put_nowait)
 
     async def run(self) -> None:
         """Serve the client until it leaves. Raises: Closed, WebSocketDisconnect"""
@@ -189,21 +212,24 @@ class Session:
                 self._drop(len(self._sound))
                 self._restart_detector()
                 await self.send(self.words.cleared())
+            case Create():
+                self._answering(event)
+                item = self.talk.read_item(event.item, "item", self._input.format)
+                before = self.talk.items.add(item, event.previous_item_id)
+                await self.send(self.words.added(item, before))
+            case Delete():
+                self.talk.items.delete(event.item_id)
+                await self.send([made("conversation.item.deleted", item_id=event.item_id)])
+            case Respond():
+                self.talk.ask(event, self._answering(event), self._input.format)
+            case Cancel():
+                self.talk.cancel(event.response_id)
 
     async def _update(self, event: Update) -> None:
         if event.session is None:
             raise RequestError("is missing.", where="session", code="missing")
         settings = updated(self.settings, event.session)
-        wanted = settings.audio.input.transcription
-        if wanted is None:
-            raise RequestError(
-                "sessions here do nothing but transcribe.",
-                where="session.audio.input.transcription",
-                fix="send settings, or leave it out.",
-            )
-        if wanted.model is not None:
-            await self.server.model_name(wanted.model)
-        await asyncio.to_thread(check_language, self.server, language_code(wanted.language))
+        await self._check(settings)
         old = self._input
         if settings.audio.input.format != old.format and self._sound and self._is_sound_kept:
             raise RequestError(
@@ -215,6 +241,39 @@ class Session:
         if (old.format, old.turn_detection) != (self._input.format, self._input.turn_detection):
             self._restart_detector()
         await self.send(self.words.updated(self.id, self._expires_s, settings))
+
+    async def _check(self, settings: AnySettings) -> None:
+        """Raise RequestError for settings that the model cannot follow."""
+        wanted, is_talk = settings.audio.input.transcription, isinstance(settings, TalkSettings)
+        needed = GENERATE if is_talk else TRANSCRIBE
+        if needed not in self.server.tasks:
+            able = '" or "'.join(sorted(self.server.tasks))
+            what = f'it needs a model that can "{needed}", and the served one can "{able}".'
+            raise RequestError(what, where="session.type", code="task_not_supported")
+        if settings.type != self.settings.type and self.num_turns + self.talk.items.num_added:
+            raise RequestError("cannot change within a conversation.", where="session.type")
+        if wanted is None and not is_talk:
+            raise RequestError(
+                "sessions of this type do nothing but transcribe.",
+                where="session.audio.input.transcription",
+                fix="send settings, or leave it out.",
+            )
+        if isinstance(settings, TalkSettings) and settings.model is not None:
+            await self.server.model_name(settings.model)
+        if wanted is None:
+            return
+        check_hears(self.server, "session.audio.input.transcription")
+        if wanted.model is not None:
+            await self.server.model_name(wanted.model)
+        await asyncio.to_thread(check_language, self.server, language_code(wanted.language))
+
+    def _answering(self, event: Create | Respond) -> TalkSettings:
+        """Return the settings of a session that answers. Raises: RequestError"""
+        if not isinstance(self.settings, TalkSettings):
+            what = f"a transcription session does not take {event.__struct_config__.tag}."
+            fix = 'update the session with the type "realtime".'
+            raise RequestError(what, where="type", fix=fix, code="not_supported")
+        return self.settings
 
     @property
     def _is_sound_kept(self) -> bool:
@@ -232,6 +291,7 @@ class Session:
         self._restart_detector()
 
     async def _append(self, data: bytes) -> None:
+        check_hears(self.server, "audio")
         samples = samples_of(data, self._input.format)
         num_bytes = len(samples) * SAMPLE_BYTES
         if self._num_waiting_bytes + len(self._sound) + num_bytes > self.limits.buffer_bytes:
@@ -248,11 +308,14 @@ class Session:
             signals = await asyncio.to_thread(self._detector.push, samples)
         else:
             signals = self._detector.push(samples)
+        vad = self._input.turn_detection
         for signal in signals:
             if isinstance(signal, Started):
                 self._drop((signal.at - self._begin) * SAMPLE_BYTES)
                 self._item_id = new_id("item")
                 await self.send(self.words.started(self._item_id, self._ms(self._begin)))
+                if vad is not None and vad.interrupt_response is not False:
+                    self.talk.stop("turn_detected")
             else:
                 await self._end_turn(signal.at)
         if not self._detector.is_speaking:
@@ -266,6 +329,10 @@ class Session:
         assert self._item_id is not None, "a turn that ends has begun"
         await self.send(self.words.stopped(self._item_id, self._ms(at)))
         await self._commit((at - self._begin) * SAMPLE_BYTES)
+        vad = self._input.turn_detection
+        is_wanted = vad is not None and vad.create_response is not False
+        if isinstance(self.settings, TalkSettings) and is_wanted:
+            self.talk.begin(Respond(), self.settings)
 
     def _drop(self, num_bytes: int) -> bytes:
         """Return the first bytes, which leave the buffer. Mutates: self"""
@@ -308,9 +375,14 @@ class Session:
         self._item_id, last_id = None, self._last_id
         self._last_id = turn.item_id
         self.num_turns += 1
-        self._num_waiting_bytes += len(turn.samples)
+        if isinstance(self.settings, TalkSettings):
+            part = Part(type="input_audio", audio=turn.samples)
+            item = Item(role="user", id=turn.item_id, content=(part,), rate_hz=turn.rate_hz)
+            last_id = self.talk.items.add(item)
         await self.send(self.words.committed(turn.item_id, last_id))
-        self._waiting.put_nowait(turn)
+        if self._input.transcription is not None:
+            self._num_waiting_bytes += len(turn.samples)
+            self._waiting.put_nowait(turn)
 
     def _check_owner(self) -> None:
         """Raise Closed if the client's key has been withdrawn since it connected."""
@@ -324,6 +396,9 @@ class Session:
         """Write the texts of the turns in their order."""
         while True:
             turn = await self._waiting.get()
+            if isinstance(turn, Answer):
+                await self.talk.write(turn, self.socket, self.model, self.send)
+                continue
             try:
                 await self._transcribe(turn)
             except WebSocketDisconnect:

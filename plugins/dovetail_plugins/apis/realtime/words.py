@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from dovetail.server.endpoint import Problem
-from dovetail_plugins.apis.realtime.protocol import Settings
+from dovetail_plugins.apis.realtime.items import Item, Part
+from dovetail_plugins.apis.realtime.protocol import AnySettings
 
 Fields = Mapping[str, Any]
 HEARD = "conversation.item.input_audio_transcription"
@@ -26,7 +27,7 @@ class Words(ABC):
     """The events of one dialect; a method returns those of one occasion."""
 
     @abstractmethod
-    def updated(self, session_id: str, expires_s: int, settings: Settings) -> list[Fields]:
+    def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return the events after the settings changed."""
 
     @abstractmethod
@@ -44,6 +45,10 @@ class Words(ABC):
     @abstractmethod
     def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
         """Return the events after sound became an item, which follows another."""
+
+    @abstractmethod
+    def added(self, item: Item, last_id: str | None) -> list[Fields]:
+        """Return the events after an item was added, which follows another."""
 
     @abstractmethod
     def delta(self, item_id: str, text: str) -> list[Fields]:
@@ -68,72 +73,70 @@ class OpenAIWords(Words):
     def __init__(self, *, is_beta: bool) -> None:
         self._is_beta = is_beta
 
-    def created(self, session_id: str, expires_s: int, settings: Settings) -> list[Fields]:
+    def created(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return the first event of a session."""
         return [_session("session.created", session_id, expires_s, settings)]
 
-    def updated(self, session_id: str, expires_s: int, settings: Settings) -> list[Fields]:
+    def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return the settings in force."""
         return [_session("session.updated", session_id, expires_s, settings)]
 
     def cleared(self) -> list[Fields]:
         """Return the answer to input_audio_buffer.clear."""
-        return [_event("input_audio_buffer.cleared")]
+        return [event("input_audio_buffer.cleared")]
 
     def started(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return that speech was heard."""
         name = "input_audio_buffer.speech_started"
-        return [_event(name, item_id=item_id, audio_start_ms=at_ms)]
+        return [event(name, item_id=item_id, audio_start_ms=at_ms)]
 
     def stopped(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return that speech ended."""
         name = "input_audio_buffer.speech_stopped"
-        return [_event(name, item_id=item_id, audio_end_ms=at_ms)]
+        return [event(name, item_id=item_id, audio_end_ms=at_ms)]
 
     def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
         """Return that sound became an item of the conversation."""
-        item = {
-            "id": item_id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": "completed",
-            "role": "user",
-            "content": [{"type": "input_audio", "transcript": None}],
-        }
-        names = ("created",) if self._is_beta else ("added", "done")
+        item = Item(role="user", id=item_id, content=(Part(type="input_audio"),))
         commit = "input_audio_buffer.committed"
         return [
-            _event(commit, item_id=item_id, previous_item_id=last_id),
-            *(
-                _event(f"conversation.item.{name}", item=item, previous_item_id=last_id)
-                for name in names
-            ),
+            event(commit, item_id=item_id, previous_item_id=last_id),
+            *self.added(item, last_id),
+        ]
+
+    def added(self, item: Item, last_id: str | None) -> list[Fields]:
+        """Return that the conversation has an item, which follows another."""
+        names = ("created",) if self._is_beta else ("added", "done")
+        shown = item.shown()
+        return [
+            event(f"conversation.item.{name}", item=shown, previous_item_id=last_id)
+            for name in names
         ]
 
     def delta(self, item_id: str, text: str) -> list[Fields]:
         """Return a piece of a transcript."""
-        return [_event(f"{HEARD}.delta", item_id=item_id, content_index=0, delta=text)]
+        return [event(f"{HEARD}.delta", item_id=item_id, content_index=0, delta=text)]
 
     def completed(self, item_id: str, text: str, seconds: float) -> list[Fields]:
         """Return a transcript."""
         usage = {"type": "duration", "seconds": seconds}
         name = f"{HEARD}.completed"
-        return [_event(name, item_id=item_id, content_index=0, transcript=text, usage=usage)]
+        return [event(name, item_id=item_id, content_index=0, transcript=text, usage=usage)]
 
     def failed(self, item_id: str, problem: Problem) -> list[Fields]:
         """Return why there is no transcript."""
         error = _error(problem)
-        return [_event(f"{HEARD}.failed", item_id=item_id, content_index=0, error=error)]
+        return [event(f"{HEARD}.failed", item_id=item_id, content_index=0, error=error)]
 
     def error(self, problem: Problem, event_id: str | None) -> list[Fields]:
         """Return an error."""
-        return [_event("error", error={**_error(problem), "event_id": event_id})]
+        return [event("error", error={**_error(problem), "event_id": event_id})]
 
 
 class PlainWords(Words):
     """vLLM's events: texts and errors alone."""
 
-    def updated(self, session_id: str, expires_s: int, settings: Settings) -> list[Fields]:
+    def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return nothing."""
         return []
 
@@ -150,6 +153,10 @@ class PlainWords(Words):
         return []
 
     def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
+        """Return nothing."""
+        return []
+
+    def added(self, item: Item, last_id: str | None) -> list[Fields]:
         """Return nothing."""
         return []
 
@@ -172,20 +179,22 @@ class PlainWords(Words):
         return [{"type": "error", "error": info.message, "code": info.code or info.type}]
 
 
-def _event(kind: str, **fields: Any) -> Fields:
+def event(kind: str, **fields: Any) -> Fields:
+    """Return an event of OpenAI's, with an id."""
     return {"type": kind, "event_id": new_id("event"), **fields}
 
 
-def _session(kind: str, session_id: str, expires_s: int, settings: Settings) -> Fields:
+def _session(kind: str, session_id: str, expires_s: int, settings: AnySettings) -> Fields:
+    is_talk = settings.type == "realtime"
     facts = {
         "id": session_id,
-        "object": "realtime.transcription_session",
+        "object": "realtime.session" if is_talk else "realtime.transcription_session",
         "expires_at": expires_s,
         "created": int(time.time()),
         **msgspec.to_builtins(settings),
     }
     # vLLM's clients look for the id at the top.
-    return {**_event(kind, session=facts), "id": session_id, "created": facts["created"]}
+    return {**event(kind, session=facts), "id": session_id, "created": facts["created"]}
 
 
 def _error(problem: Problem) -> dict[str, Any]:
