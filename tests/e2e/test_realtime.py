@@ -237,7 +237,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"type": APPEND, "audio": in_base64(b"odd")}, "audio", "invalid_value"),
     ({"type": "input_audio_buffer.commit"}, "", "input_audio_buffer_commit_empty"),
     ({"type": UPDATE}, "session", "missing"),
-    ({"type": UPDATE, "session": {"type": "realtime"}}, "session.type", "not_supported"),
+    ({"type": UPDATE, "session": {"type": "realtime"}}, "session.type", "task_not_supported"),
     ({"type": UPDATE, "session": {"voice": "x"}}, "session", "invalid_value"),
     (
         {"type": UPDATE, "session": settings(turn_detection={"type": "semantic_vad"})},

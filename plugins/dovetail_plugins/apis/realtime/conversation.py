@@ -1,6 +1,6 @@
 """Conversation: the items of a session that answers, and the chat request that they are.
 
-Sound is kept as it came in, and given to the model as a file; text models get texts alone.
+Sound is stored as samples, and given to the model as a WAV file.
 """
 
 from __future__ import annotations

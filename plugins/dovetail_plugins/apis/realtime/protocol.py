@@ -59,7 +59,8 @@ class ServerVad(
 
 
 class Transcription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How speech is written. `temperature` and `seed` are those of /v1/audio/transcriptions."""
+    """How speech is written, with two fields of /v1/audio/transcriptions that OpenAI does not have
+    here: `temperature` and `seed`."""
 
     model: str | None = None
     language: str | None = None

@@ -319,7 +319,7 @@ class Session:
             else:
                 await self._end_turn(signal.at)
         if not self._detector.is_speaking:
-            self._drop(len(self._sound) - self._detector.kept * SAMPLE_BYTES)
+            self._drop(len(self._sound) - self._detector.num_padding * SAMPLE_BYTES)
         elif len(self._sound) > self.limits.buffer_bytes // 2:
             await self._end_turn(self._begin + len(self._sound) // SAMPLE_BYTES)
             self._restart_detector()

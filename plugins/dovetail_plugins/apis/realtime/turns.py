@@ -1,7 +1,7 @@
 """TurnDetector: where turns of speech begin and end, by loudness.
 
 Sound is judged in frames of 20 ms. A frame is loud if its level exceeds both the threshold (0 to 1
-stands for -60 to -20 dB of full scale, so 0.5 for -40) and the level of the background by 10 dB.
+means -60 to -20 dB of full scale, so 0.5 is -40) and the level of the background by 10 dB.
 The background is the quietest level of late, at least -60 dB: it falls at once, and rises by 3 dB
 a second. A turn begins with three loud frames in a row, and ends after as much silence as is set.
 """
@@ -52,7 +52,7 @@ class TurnDetector:
         self.is_speaking = False
 
     @property
-    def kept(self) -> int:
+    def num_padding(self) -> int:
         """Return how many of the last samples a turn that begins next may need."""
         return self._padding + (LOUD_FRAMES + 1) * self._frame
 

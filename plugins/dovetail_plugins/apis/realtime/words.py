@@ -24,7 +24,7 @@ def new_id(kind: str) -> str:
 
 
 class Words(ABC):
-    """The events of one dialect; a method returns those of one occasion."""
+    """The events of one dialect; each method returns the events of one occasion."""
 
     @abstractmethod
     def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
@@ -68,7 +68,7 @@ class Words(ABC):
 
 
 class OpenAIWords(Words):
-    """OpenAI's events; those of the beta where the client asks for them."""
+    """OpenAI's events, with the names of the beta if the client asks for them."""
 
     def __init__(self, *, is_beta: bool) -> None:
         self._is_beta = is_beta
