@@ -59,7 +59,9 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         bob={"families": ["audio", "chat"]},
         cid={"limits": {"tokens_per_minute": 140, "requests": 1}},
     )
-    flags = ("--port", "0", "--dtype", "float32", "--api-keys-file", keys)
+    flags = ["--port", "0", "--dtype", "float32", "--api-keys-file", keys]
+    flags += ["--stat-loggers", "accounts", "--plugin-options.stat_logger.accounts.folder"]
+    flags += [str(folder.parent / "accounts")]
     with ServerProcess(str(folder), *flags, "--served-model-name", "ear") as made:
         yield made.wait_ready()
 
@@ -320,6 +322,9 @@ def test_keys_hold_for_websockets(server: ServerProcess) -> None:
             ends.append(until(socket, f"{HEARD}.completed", f"{HEARD}.failed")[-1])
     assert ends[0]["type"].endswith("completed"), ends[0]
     assert ends[-1]["error"]["code"] == "rate_limit_exceeded"
+    with server.client(headers=bearer("cid")) as client:
+        (row,) = client.get("/v1/usage").json()["data"]
+    assert row["owner"] == "cid" and row["generated_tokens"] > 10, row
     log = "\n".join(server.lines)
     assert "api_key=***" in log and "secret" not in log
     with server.client(headers=bearer("ann")) as client:
