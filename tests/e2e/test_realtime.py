@@ -60,7 +60,12 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         cid={"limits": {"tokens_per_minute": 140, "requests": 1}},
     )
     flags = ["--port", "0", "--dtype", "float32", "--api-keys-file", keys]
-    flags += ["--stat-loggers", "accounts", "--plugin-options.stat_logger.accounts.folder"]
+    flags += [
+        "--stat-loggers",
+        "prometheus",
+        "accounts",
+        "--plugin-options.stat_logger.accounts.folder",
+    ]
     flags += [str(folder.parent / "accounts")]
     with ServerProcess(str(folder), *flags, "--served-model-name", "ear") as made:
         yield made.wait_ready()
@@ -191,6 +196,10 @@ def test_sound_of_telephones_and_vllm_clients(server: ServerProcess) -> None:
     headers = {**bearer("ann"), "OpenAI-Beta": "realtime=v1"}
     with connect(f"{sockets_of(server)}/realtime", additional_headers=headers) as socket:
         read(socket)
+        flat = {"input_audio_transcription": WANTED, "input_audio_format": "pcm16"}
+        changed = asked(socket, "transcription_session.update", session=flat)
+        assert changed["type"] == "transcription_session.updated"
+        assert changed["session"]["input_audio_transcription"]["seed"] == WANTED["seed"]
         sound = {"type": "input_audio_buffer.append", "audio": in_base64(noise(0.2))}
         socket.send(json.dumps(sound))
         assert asked(socket, "input_audio_buffer.commit")["type"].endswith("speech_started")
@@ -336,7 +345,8 @@ def test_keys_hold_for_websockets(server: ServerProcess) -> None:
 def num_running(server: ServerProcess) -> int:
     with server.client(headers=bearer("cid")) as client:
         text = client.get("/metrics").text
-    lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+    lines = [line for line in text.splitlines() if "num_requests_running{" in line]
+    assert lines, text[:999]
     return round(sum(float(line.split()[-1]) for line in lines))
 
 

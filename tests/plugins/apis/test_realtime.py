@@ -209,3 +209,22 @@ def test_answers_end_as_they_are_told() -> None:
             assert (error["param"], error["code"]) == (param, code), error
         socket.send_json({"type": "conversation.item.delete", "item_id": "first"})
         assert socket.receive_json()["type"] == "conversation.item.deleted"
+
+
+def test_the_beta_has_other_names_for_the_same() -> None:
+    app, _ = app_for(Script(pieces=["Hello"]))
+    headers = {"openai-beta": "realtime=v1"}
+    settings = {"modalities": ["text", "audio"], "voice": "x", "max_response_output_tokens": 9}
+    sound = {"input_audio_format": "g711_alaw", "turn_detection": None}
+    with TestClient(app).websocket_connect("/v1/realtime", headers=headers) as socket:
+        assert socket.receive_json()["session"]["input_audio_format"] == "pcm16"
+        update = {"type": "session.update", "session": {**settings, **sound}}
+        updated_to, *found = talked(socket, update, text("hi"), {"type": "response.create"})
+        session = updated_to["session"]
+        assert (session["modalities"], session["max_response_output_tokens"]) == (["text"], 9)
+        assert session["input_audio_format"] == "g711_alaw"
+        names = [event["type"] for event in found]
+        assert names.count("conversation.item.created") == 2 and "response.text.delta" in names
+        assert not {"conversation.item.added", "conversation.item.done"} & set(names)
+        hears_not = {"type": "transcription_session.update", "session": sound}
+        assert talked(socket, hears_not)[-1]["error"]["code"] == "task_not_supported"

@@ -11,7 +11,7 @@ import msgspec
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of an item: text, a picture's URL, or sound in the session's format."""
 
-    type: Literal["input_text", "input_audio", "input_image", "output_text"]
+    type: Literal["input_text", "input_audio", "input_image", "output_text", "text"]
     text: str | None = None
     audio: bytes | None = None
     image_url: str | None = None

@@ -7,7 +7,7 @@ session.update holds the model alone, and whose commit says whether it is the la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -175,6 +175,10 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag="session.update"):
     model: str | None = None
 
 
+class TranscriptionUpdate(Update, frozen=True, kw_only=True, tag="transcription_session.update"):
+    """The beta's event for changes of a transcription session."""
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
     """Adds sound, which JSON holds in base64."""
 
@@ -195,17 +199,13 @@ class Clear(msgspec.Struct, frozen=True, kw_only=True, tag="input_audio_buffer.c
     event_id: str | None = None
 
 
-Event = Update | Append | Commit | Clear | Respond | Cancel | Create | Delete
-KNOWN = tuple(
-    str(kind.__struct_config__.tag)
-    for kind in (Update, Append, Commit, Clear, Respond, Cancel, Create, Delete)
-)
+Event = Update | TranscriptionUpdate | Append | Commit | Clear | Respond | Cancel | Create | Delete
+KNOWN = tuple(str(kind.__struct_config__.tag) for kind in get_args(Event))
 OTHERS = frozenset(
     f"{name}.{verb}"
     for name, verbs in (
         ("conversation.item", ("retrieve", "truncate")),
         ("output_audio_buffer", ("clear",)),
-        ("transcription_session", ("update",)),
     )
     for verb in verbs
 )

@@ -18,6 +18,7 @@ from dovetail.interfaces.data.media_settings import MIB
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App, ServerOf, problem_of, state_of
 from dovetail_plugins.apis.audio.routes import AudioOf
+from dovetail_plugins.apis.realtime.beta import HEADER
 from dovetail_plugins.apis.realtime.protocol import (
     AnySettings,
     Settings,
@@ -30,7 +31,6 @@ from dovetail_plugins.apis.realtime.words import OpenAIWords
 
 logger = logging.getLogger("dovetail.server")
 PROTOCOL = "realtime"
-BETA = ("openai-beta", "realtime=v1")
 PATH = "/v1/realtime"
 FAULT = 1011
 """The code of an end that the server did not expect. Source: RFC 6455, section 7.4.1"""
@@ -97,7 +97,8 @@ async def listen(socket: WebSocket, server: ServerOf, audio: AudioOf, state: Rea
             model=model,
             request_id=str(socket.state.request_id),
             settings=settings,
-            words=OpenAIWords(is_beta=socket.headers.get(BETA[0]) == BETA[1]),
+            words=OpenAIWords(),
+            is_beta=socket.headers.get(HEADER[0]) == HEADER[1],
         )
         await _served(session)
     finally:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -24,6 +25,7 @@ from dovetail_plugins.apis.audio.form import FALLBACK, AudioFile, AudioRequest, 
 from dovetail_plugins.apis.audio.routes import AudioState, check_language, listener_of
 from dovetail_plugins.apis.audio.windows import Segment
 from dovetail_plugins.apis.realtime.answers import Answer
+from dovetail_plugins.apis.realtime.beta import as_beta, nested
 from dovetail_plugins.apis.realtime.items import Item, Part
 from dovetail_plugins.apis.realtime.protocol import (
     PLAIN_HZ,
@@ -43,6 +45,7 @@ from dovetail_plugins.apis.realtime.protocol import (
     Settings,
     TalkSettings,
     Transcription,
+    TranscriptionUpdate,
     Update,
     event_of,
     updated,
@@ -109,6 +112,7 @@ class Session:
     request_id: str
     words: Words
     settings: AnySettings
+    is_beta: bool = False
     talk: Talk = field(init=False)
     id: str = field(default_factory=lambda: new_id("sess"))
     num_turns: int = 0
@@ -142,7 +146,8 @@ class Session:
     async def send(self, events: Iterable[Fields]) -> None:
         """Send events. Raises: WebSocketDisconnect"""
         for event in events:
-            await self.socket.send_text(msgspec.json.encode(event).decode())
+            for one in as_beta(event) if self.is_beta else (event,):
+                await self.socket.send_text(msgspec.json.encode(one).decode())
 
     @property
     def _expires_s(self) -> int:
@@ -228,7 +233,10 @@ class Session:
     async def _update(self, event: Update) -> None:
         if event.session is None:
             raise RequestError("is missing.", where="session", code="missing")
-        settings = updated(self.settings, event.session)
+        changes: Mapping[str, Any] = event.session
+        if isinstance(event, TranscriptionUpdate):
+            changes = {**changes, "type": "transcription"}
+        settings = updated(self.settings, nested(changes) if self.is_beta else changes)
         await self._check(settings)
         old = self._input
         if settings.audio.input.format != old.format and self._sound and self._is_sound_kept:
@@ -240,7 +248,10 @@ class Session:
         self.settings = settings
         if (old.format, old.turn_detection) != (self._input.format, self._input.turn_detection):
             self._restart_detector()
-        await self.send(self.words.updated(self.id, self._expires_s, settings))
+        found = self.words.updated(self.id, self._expires_s, settings)
+        if isinstance(event, TranscriptionUpdate):
+            found = [{**one, "type": "transcription_session.updated"} for one in found]
+        await self.send(found)
 
     async def _check(self, settings: AnySettings) -> None:
         """Raise RequestError for settings that the model cannot follow."""

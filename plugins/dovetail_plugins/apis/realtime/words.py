@@ -68,10 +68,7 @@ class Words(ABC):
 
 
 class OpenAIWords(Words):
-    """OpenAI's events, with the names of the beta if the client asks for them."""
-
-    def __init__(self, *, is_beta: bool) -> None:
-        self._is_beta = is_beta
+    """OpenAI's events."""
 
     def created(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return the first event of a session."""
@@ -106,11 +103,10 @@ class OpenAIWords(Words):
 
     def added(self, item: Item, last_id: str | None) -> list[Fields]:
         """Return that the conversation has an item, which follows another."""
-        names = ("created",) if self._is_beta else ("added", "done")
         shown = item.shown()
         return [
             event(f"conversation.item.{name}", item=shown, previous_item_id=last_id)
-            for name in names
+            for name in ("added", "done")
         ]
 
     def delta(self, item_id: str, text: str) -> list[Fields]:
