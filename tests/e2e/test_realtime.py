@@ -80,9 +80,9 @@ def opened(server: ServerProcess, name: str = "ann", query: str = "", **more: An
     return connect(f"{sockets_of(server)}/realtime{query}", additional_headers=headers, **more)
 
 
-def asked(socket: ClientConnection, kind: str, **fields: Any) -> dict[str, Any]:
+def asked(socket: ClientConnection, type: str, **fields: Any) -> dict[str, Any]:
     """Send an event, and return the next one of the server's."""
-    socket.send(json.dumps({"type": kind, **fields}))
+    socket.send(json.dumps({"type": type, **fields}))
     return read(socket)
 
 
@@ -291,6 +291,10 @@ def test_bad_events_are_errors_after_which_the_session_goes_on(server: ServerPro
         assert asked(socket, UPDATE, session=change)["error"]["param"].endswith("format")
         assert asked(socket, "input_audio_buffer.clear")["type"] == "input_audio_buffer.cleared"
         assert asked(socket, UPDATE, session=change)["type"] == "session.updated"
+        vad = settings(format={"type": "audio/pcmu"}, turn_detection={"type": "server_vad"})
+        assert asked(socket, UPDATE, session=vad)["type"] == "session.updated"
+        loud = {"type": APPEND, "audio": in_base64(bytes([0, 128] * 4000))}  # half a second
+        assert asked(socket, **loud)["audio_start_ms"] == 300  # after as much of 24000 Hz
         with pytest.raises(ConnectionClosed):
             socket.send(json.dumps({"type": APPEND, "audio": "A" * (17 << 20)}))
             read(socket)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
 
 from dovetail.errors import RequestError, RequestFault
 from dovetail_plugins.apis.realtime.protocol import ALaw, MuLaw, Pcm, ServerVad, Settings, updated
 from dovetail_plugins.apis.realtime.sound import samples_of
 from dovetail_plugins.apis.realtime.turns import Started, Stopped, TurnDetector
 from dovetail_testing.fakes.async_engine import Script
+from support.keys import bearer, write_keys
 from support.serving import app_for
 
 RATE_HZ = 16_000
@@ -228,3 +233,22 @@ def test_the_beta_has_other_names_for_the_same() -> None:
         assert not {"conversation.item.added", "conversation.item.done"} & set(names)
         hears_not = {"type": "transcription_session.update", "session": sound}
         assert talked(socket, hears_not)[-1]["error"]["code"] == "task_not_supported"
+
+
+def test_a_withdrawn_key_ends_its_sessions(tmp_path: Path) -> None:
+    file = tmp_path / "keys.jsonl"
+    app, engine = app_for(api_keys_file=write_keys(file, ann={}, bob={}))
+    with TestClient(app).websocket_connect("/v1/realtime", headers=bearer("ann")) as socket:
+        socket.receive_json()
+        done = talked(socket, text("hi"), {"type": "response.create"})[-1]
+        assert done["response"]["status"] == "completed"
+        assert engine.owners == [("ann", 1.0)]
+        write_keys(file, bob={})
+        os.utime(file, (1, 1))  # another time than before, however fast this is
+        deadline_s = time.monotonic() + 10
+        while "error" not in done and time.monotonic() < deadline_s:
+            done = talked(socket, {"type": "response.create"})[-1]
+        assert done["error"]["code"] == "invalid_api_key"
+        with pytest.raises(WebSocketDisconnect) as closed:
+            socket.receive_json()
+        assert closed.value.code == 1008

@@ -24,7 +24,7 @@ from dovetail.server.endpoint import (
 from dovetail_plugins.apis.realtime.conversation import Conversation
 from dovetail_plugins.apis.realtime.items import Item, Part
 from dovetail_plugins.apis.realtime.protocol import Respond, TalkSettings
-from dovetail_plugins.apis.realtime.words import Fields, event, new_id
+from dovetail_plugins.apis.realtime.words import Fields, new_event, new_id
 
 logger = logging.getLogger("dovetail.server")
 Send = Callable[[Iterable[Fields]], Awaitable[None]]
@@ -103,7 +103,7 @@ async def write(
 ) -> None:
     """Write an answer, and add it to the conversation. A fault of the request is its last event.
     Mutates: answer, talk"""
-    await send([event("response.created", response=answer.shown("in_progress"))])
+    await send([new_event("response.created", response=answer.shown("in_progress"))])
     status: Status = "failed"
     try:
         status = await _written(answer, talk, server, socket, model, send)
@@ -116,7 +116,7 @@ async def write(
         info = problem_of(error).info
         fault = {"type": info.type, "code": info.code, "message": info.message}
         details = {"type": "failed", "error": fault}
-    await send([event("response.done", response=answer.shown(status, details))])
+    await send([new_event("response.done", response=answer.shown(status, details))])
 
 
 def _details(answer: Answer, status: Status) -> Fields:
@@ -166,18 +166,18 @@ async def _written(
 def _of(answer: Answer, kind: str, **fields: Any) -> Fields:
     """Return an event of the answer's only part."""
     place = {"response_id": answer.id, "item_id": answer.item_id}
-    return event(kind, **place, output_index=0, content_index=0, **fields)
+    return new_event(kind, **place, output_index=0, content_index=0, **fields)
 
 
 def _begun(answer: Answer, before: str | None) -> list[Fields]:
     item = answer.item("in_progress").shown()
     place = {"response_id": answer.id, "output_index": 0}
     events = [
-        event("response.output_item.added", **place, item=item),
+        new_event("response.output_item.added", **place, item=item),
         _of(answer, "response.content_part.added", part={"type": "text", "text": ""}),
     ]
     if not answer.is_aside:
-        added = event("conversation.item.added", item=item, previous_item_id=before)
+        added = new_event("conversation.item.added", item=item, previous_item_id=before)
         events.insert(1, added)
     return events
 
@@ -189,8 +189,8 @@ def _ended(answer: Answer, status: Status, before: str | None) -> list[Fields]:
     events = [
         _of(answer, "response.output_text.done", text=answer.text),
         _of(answer, "response.content_part.done", part=part),
-        event("response.output_item.done", **place, item=item),
+        new_event("response.output_item.done", **place, item=item),
     ]
     if not answer.is_aside:
-        events.append(event("conversation.item.done", item=item, previous_item_id=before))
+        events.append(new_event("conversation.item.done", item=item, previous_item_id=before))
     return events

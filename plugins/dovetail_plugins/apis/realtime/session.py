@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.api import GENERATE, TRANSCRIBE
+from dovetail.processes.uninterrupted import ended
 from dovetail.server.endpoint import App, owner_of, problem_of
 from dovetail_plugins.apis.audio.answers import usage, whole_text
 from dovetail_plugins.apis.audio.form import FALLBACK, AudioFile, AudioRequest, language_code
@@ -58,10 +59,8 @@ from dovetail_plugins.apis.realtime.words import (
     OpenAIWords,
     PlainWords,
     Words,
+    new_event,
     new_id,
-)
-from dovetail_plugins.apis.realtime.words import (
-    event as made,
 )
 
 logger = logging.getLogger("dovetail.server")
@@ -139,9 +138,7 @@ class Session:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await ended(*tasks)
 
     async def send(self, events: Iterable[Fields]) -> None:
         """Send events. Raises: WebSocketDisconnect"""
@@ -224,8 +221,9 @@ class Session:
                 await self.send(self.words.added(item, before))
             case Delete():
                 self.talk.items.delete(event.item_id)
-                await self.send([made("conversation.item.deleted", item_id=event.item_id)])
+                await self.send([new_event("conversation.item.deleted", item_id=event.item_id)])
             case Respond():
+                self._check_owner()
                 self.talk.ask(event, self._answering(event), self._input.format)
             case Cancel():
                 self.talk.cancel(event.response_id)
@@ -239,12 +237,8 @@ class Session:
         settings = updated(self.settings, nested(changes) if self.is_beta else changes)
         await self._check(settings)
         old = self._input
-        if settings.audio.input.format != old.format and self._sound and self._is_sound_kept:
-            raise RequestError(
-                "cannot change while sound is buffered.",
-                where="session.audio.input.format",
-                fix="commit or clear the sound first.",
-            )
+        if settings.audio.input.format != old.format:
+            self._leave_format(settings.audio.input.format.rate)
         self.settings = settings
         if (old.format, old.turn_detection) != (self._input.format, self._input.turn_detection):
             self._restart_detector()
@@ -286,10 +280,18 @@ class Session:
             raise RequestError(what, where="type", fix=fix, code="not_supported")
         return self.settings
 
-    @property
-    def _is_sound_kept(self) -> bool:
-        """Return whether the buffer holds more than what may begin the next turn."""
-        return self._detector is None or self._detector.is_speaking
+    def _leave_format(self, rate_hz: int) -> None:
+        """Begin another format, of this rate. Raises: RequestError if a turn has begun. Mutates:
+        self"""
+        is_between = self._detector is not None and not self._detector.is_speaking
+        if self._sound and not is_between:
+            raise RequestError(
+                "cannot change while sound is buffered.",
+                where="session.audio.input.format",
+                fix="commit or clear the sound first.",
+            )
+        self._drop(len(self._sound))
+        self._begin = self._begin * rate_hz // self._rate_hz
 
     async def _become_plain(self, model: str) -> None:
         """Follow a client of vLLM's, whose sound has another rate and is committed by itself.
@@ -377,6 +379,8 @@ class Session:
     async def _commit(self, num_bytes: int) -> None:
         """Make the first bytes of the buffer an item. Raises: Closed. Mutates: self"""
         self._check_owner()
+        if isinstance(self.settings, TalkSettings):
+            self.talk.items.check_room(num_bytes)
         turn = Turn(
             item_id=self._item_id or new_id("item"),
             samples=self._drop(num_bytes),

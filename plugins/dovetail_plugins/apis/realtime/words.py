@@ -80,24 +80,24 @@ class OpenAIWords(Words):
 
     def cleared(self) -> list[Fields]:
         """Return the answer to input_audio_buffer.clear."""
-        return [event("input_audio_buffer.cleared")]
+        return [new_event("input_audio_buffer.cleared")]
 
     def started(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return that speech was heard."""
         name = "input_audio_buffer.speech_started"
-        return [event(name, item_id=item_id, audio_start_ms=at_ms)]
+        return [new_event(name, item_id=item_id, audio_start_ms=at_ms)]
 
     def stopped(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return that speech ended."""
         name = "input_audio_buffer.speech_stopped"
-        return [event(name, item_id=item_id, audio_end_ms=at_ms)]
+        return [new_event(name, item_id=item_id, audio_end_ms=at_ms)]
 
     def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
         """Return that sound became an item of the conversation."""
         item = Item(role="user", id=item_id, content=(Part(type="input_audio"),))
         commit = "input_audio_buffer.committed"
         return [
-            event(commit, item_id=item_id, previous_item_id=last_id),
+            new_event(commit, item_id=item_id, previous_item_id=last_id),
             *self.added(item, last_id),
         ]
 
@@ -105,28 +105,28 @@ class OpenAIWords(Words):
         """Return that the conversation has an item, which follows another."""
         shown = item.shown()
         return [
-            event(f"conversation.item.{name}", item=shown, previous_item_id=last_id)
+            new_event(f"conversation.item.{name}", item=shown, previous_item_id=last_id)
             for name in ("added", "done")
         ]
 
     def delta(self, item_id: str, text: str) -> list[Fields]:
         """Return a piece of a transcript."""
-        return [event(f"{HEARD}.delta", item_id=item_id, content_index=0, delta=text)]
+        return [new_event(f"{HEARD}.delta", item_id=item_id, content_index=0, delta=text)]
 
     def completed(self, item_id: str, text: str, seconds: float) -> list[Fields]:
         """Return a transcript."""
         usage = {"type": "duration", "seconds": seconds}
         name = f"{HEARD}.completed"
-        return [event(name, item_id=item_id, content_index=0, transcript=text, usage=usage)]
+        return [new_event(name, item_id=item_id, content_index=0, transcript=text, usage=usage)]
 
     def failed(self, item_id: str, problem: Problem) -> list[Fields]:
         """Return why there is no transcript."""
         error = _error(problem)
-        return [event(f"{HEARD}.failed", item_id=item_id, content_index=0, error=error)]
+        return [new_event(f"{HEARD}.failed", item_id=item_id, content_index=0, error=error)]
 
     def error(self, problem: Problem, event_id: str | None) -> list[Fields]:
         """Return an error."""
-        return [event("error", error={**_error(problem), "event_id": event_id})]
+        return [new_event("error", error={**_error(problem), "event_id": event_id})]
 
 
 class PlainWords(Words):
@@ -175,7 +175,7 @@ class PlainWords(Words):
         return [{"type": "error", "error": info.message, "code": info.code or info.type}]
 
 
-def event(kind: str, **fields: Any) -> Fields:
+def new_event(kind: str, **fields: Any) -> Fields:
     """Return an event of OpenAI's, with an id."""
     return {"type": kind, "event_id": new_id("event"), **fields}
 
@@ -190,7 +190,7 @@ def _session(kind: str, session_id: str, expires_s: int, settings: AnySettings) 
         **msgspec.to_builtins(settings),
     }
     # vLLM's clients look for the id at the top.
-    return {**event(kind, session=facts), "id": session_id, "created": facts["created"]}
+    return {**new_event(kind, session=facts), "id": session_id, "created": facts["created"]}
 
 
 def _error(problem: Problem) -> dict[str, Any]:
