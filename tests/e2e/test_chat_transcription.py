@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import io
 import json
@@ -11,10 +12,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
+from websockets.sync.client import connect
 
 from dovetail_plugins.apis.audio.chat_speech import QUESTIONS, question, without_frame
 from dovetail_plugins.apis.audio.form import AudioFile, AudioRequest
+from dovetail_plugins.apis.realtime.sound import wav_of
 from support.server_process import ServerProcess
 from support.tiny_media import write_media_checkpoint
 
@@ -85,6 +89,71 @@ def test_a_model_with_a_mode_for_it_is_asked_by_its_tokens(
     assert events[-1]["text"] == text
     assert len(events) > 20
     assert "".join(one["delta"] for one in events[:-1]).strip() == text
+
+
+def test_a_realtime_session_is_asked_in_the_same_way(client: httpx.Client) -> None:
+    """Its text is the file's, and comes in pieces while the model writes it."""
+    data = (SOUND * 32767).astype("<i2").tobytes()
+    files = {"file": ("a.wav", wav_of(data, RATE_HZ))}
+    answer = client.post("/v1/audio/transcriptions", files=files, data={"language": "en"})
+    address = f"{client.base_url}".replace("http", "ws").rstrip("/") + "/v1/realtime"
+    found: list[dict[str, Any]] = []
+    sound = {"format": {"type": "audio/pcm", "rate": RATE_HZ}, "turn_detection": None}
+    heard = {**sound, "transcription": {"language": "en"}}
+    session = {"type": "transcription", "audio": {"input": heard}}
+    with connect(address) as socket:
+        for event in (
+            {"type": "session.update", "session": session},
+            {"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()},
+            {"type": "input_audio_buffer.commit"},
+        ):
+            socket.send(json.dumps(event))
+        while not found or not found[-1]["type"].endswith((".completed", "failed", "error")):
+            found.append(json.loads(socket.recv(timeout=60)))
+    assert found[-1]["transcript"] == answer.json()["text"] != ""
+    pieces = [one["delta"] for one in found if one["type"].endswith(".delta")]
+    assert len(pieces) > 20 and "".join(pieces).strip() == found[-1]["transcript"]
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # the client's own
+def test_a_realtime_session_answers_sound_as_a_chat_does(client: httpx.Client) -> None:
+    """The openai client's classes: an item of sound and text, and a turn that ends by itself."""
+    data = (SOUND * 32767).astype("<i2").tobytes()
+    file = {"data": base64.b64encode(wav_of(data, RATE_HZ)).decode(), "format": "wav"}
+    parts = [{"type": "text", "text": "Hm?"}, {"type": "input_audio", "input_audio": file}]
+    message = {"role": "user", "content": parts}
+    chat = {"messages": [message], "temperature": 0, "max_tokens": 12}
+    expected = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]
+    address = f"{client.base_url}".replace("http", "ws").rstrip("/") + "/v1"
+    pcm = {"type": "audio/pcm", "rate": RATE_HZ}
+    settings: Any = {"type": "realtime", "temperature": 0, "max_output_tokens": 12}
+    vad = {"type": "server_vad", "silence_duration_ms": 100}
+    settings["audio"] = {"input": {"format": pcm, "turn_detection": vad}}
+    item: Any = {"type": "message", "role": "user"}
+    in_base64 = base64.b64encode(data).decode()
+    sound = {"type": "input_audio", "audio": in_base64}
+    item["content"] = [{"type": "input_text", "text": "Hm?"}, sound]
+    with openai.OpenAI(api_key="x", websocket_base_url=address).realtime.connect() as session:
+        session.session.update(session=settings)
+        session.conversation.item.create(item=item)
+        session.response.create()
+        found: list[Any] = [session.recv()]
+        while found[-1].type not in ("response.done", "error"):
+            found.append(session.recv())
+        said = "".join(one.delta for one in found if one.type == "response.output_text.delta")
+        assert said == expected["content"] != ""
+        assert found[-1].response.status == "incomplete"
+        assert found[-1].response.usage.output_tokens == 12
+        hush = base64.b64encode(bytes(RATE_HZ)).decode()
+        for part in (hush, in_base64, hush):
+            session.input_audio_buffer.append(audio=part)
+        while found[-1].type != "error" and len(found) < 999:
+            found.append(session.recv())
+            if found[-1].type == "response.done":
+                break
+    names = [one.type for one in found]
+    assert names.index("input_audio_buffer.committed") < len(names) - 1
+    assert found[-1].type == "response.done" and found[-1].response.output
 
 
 def test_a_translation_is_asked_for_in_words(client: httpx.Client) -> None:

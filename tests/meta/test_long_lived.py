@@ -45,6 +45,7 @@ KNOWN = {
     "core/dovetail/processes/process.py::end_with_parent": ENDS_ALL,
     "plugins/dovetail_plugins/ranks/remote.py::on_launcher_gone": ENDS_ALL,
     "core/dovetail/runner/media/encoder_pass.py::EncoderPass.__init__": SETTLES,
+    "plugins/dovetail_plugins/apis/realtime/session.py::Session.run": A_PEER,
     "plugins/dovetail_plugins/apis/responses/routes.py::create_response": "writes the response",
     "core/dovetail/server/generate/adapters.py::ServedAdapters.find": A_REQUEST,
     "core/dovetail/server/generate/streaming.py::EventStream.__call__": A_REQUEST,

@@ -42,6 +42,8 @@ NOT_RUN = {
     ("docs/how_to/speak.md", 0): SERVER,
     ("docs/how_to/speak.md", 1): HUB,
     ("docs/how_to/transcribe.md", 0): SERVER,
+    ("docs/how_to/transcribe_live.md", 0): SERVER,
+    ("docs/how_to/transcribe_live.md", 1): SERVER,
     ("docs/how_to/use_langchain.md", 0): SERVER,
     ("docs/how_to/use_openai_agents.md", 0): SERVER,
     ("docs/how_to/use_pydantic_ai.md", 0): SERVER,

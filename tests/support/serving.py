@@ -26,8 +26,10 @@ from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
 from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import Parsers
+from dovetail_plugins.apis.audio.routes import AudioState
 from dovetail_plugins.apis.llamacpp.slots import Slots
 from dovetail_plugins.apis.messages.routes import MessagesState
+from dovetail_plugins.apis.realtime.routes import RealtimeOptions, RealtimeState
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.speech.routes import SpeechState
@@ -111,6 +113,8 @@ def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
         "llamacpp": Slots(),
         "ui": PageFiles(),
         "speech": SpeechState({}),
+        "audio": AudioState(),
+        "realtime": RealtimeState(options=RealtimeOptions()),
     }
     return [
         ServedApi(name=name, api=api, state=states.get(name)) for name, api in build_apis().items()

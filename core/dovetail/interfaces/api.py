@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.interfaces.plugin import Plugin
 
-Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE", "WEBSOCKET"]
 GENERATE = "generate"
 """The task of endpoints that generate text."""
 TRANSCRIBE = "transcription"

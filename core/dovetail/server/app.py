@@ -26,7 +26,7 @@ from dovetail.server.generate.model_text import build_model_text
 from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.http.front_door import add_front_door
-from dovetail.server.http.middleware import OpenRequests
+from dovetail.server.http.middleware import SOCKET, OpenRequests
 from dovetail.version import __version__
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
         tasks = api.tasks_of(route)
         can_do = not tasks or not server.tasks.isdisjoint(tasks)
         endpoint = route.endpoint if can_do else _unsupported_task(route, tasks, server)
+        if route.method == SOCKET:
+            app.add_api_websocket_route(route.path, endpoint)
+            continue
         app.add_api_route(route.path, endpoint, methods=[route.method], response_model=None)
         if tasks and not route.takes_any_length:
             app.state.bounded_endpoints.add(endpoint)

@@ -48,6 +48,9 @@ class Door:
 
     async def enter(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it with an error."""
+        if scope["type"] == "websocket" and not self._is_allowed_origin(Headers(scope=scope)):
+            await _refuse(_FOREIGN_PAGE, scope, receive, send)
+            return
         if scope["type"] == "lifespan" or not (self._needs_key or self._header or self._file):
             await app(scope, receive, send)
             return
@@ -58,6 +61,14 @@ class Door:
             await _refuse(_UNAUTHORIZED, scope, receive, send)
         else:
             await self._visit(key, app, scope, receive, send)
+
+    def _is_allowed_origin(self, headers: Headers) -> bool:
+        """Return whether a WebSocket may be opened from its page. CORS, by which browsers protect
+        what they request, does not hold for WebSockets."""
+        origin, allowed = headers.get("origin"), self._facts.frontend.allowed_origins
+        if origin is None or "*" in allowed or origin in allowed:
+            return True
+        return origin.partition("://")[2].lower() == headers.get("host", "").lower()
 
     def _key_of(self, scope: Scope) -> Key | None:
         """Return whom a request is from; None if it brings no valid key. Mutates: scope"""
@@ -88,7 +99,7 @@ class Door:
         for pattern, meter in by_model:
             meter.limits = key.model_limits[pattern]
         visit = KeyVisit(key, own, by_model, self._facts.models)
-        is_counted = scope.get("method") == "POST"
+        is_counted = scope["type"] == "websocket" or scope.get("method") == "POST"
         send = _with_headers(send, visit)
         try:
             self._check_family(key, scope)
@@ -137,7 +148,7 @@ def _with_headers(send: Send, visit: KeyVisit) -> Send:
     """Return a send that adds the headers of limits to an answer."""
 
     async def add(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in _STARTS:
             headers = list(message.get("headers", ()))
             there = {name for name, _ in headers}  # a model's server behind a gateway knows more
             headers += [one for one in visit.headers() if one[0] not in there]
@@ -148,13 +159,20 @@ def _with_headers(send: Send, visit: KeyVisit) -> Send:
 
 
 async def _refuse(found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error; a WebSocket is closed."""
-    if scope["type"] == "http":
+    """Answer with an error; a WebSocket is closed where the server cannot answer it."""
+    if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
         await found.response(scope)(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": 1008})
 
 
+_STARTS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
+_FOREIGN_PAGE = problem(
+    403,
+    "a web page of another origin may not open a WebSocket here.",
+    kind="permission_error",
+    code="origin_not_allowed",
+)
 _UNAUTHORIZED = problem(
     401,
     "a valid API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY.",

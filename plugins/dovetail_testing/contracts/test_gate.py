@@ -13,6 +13,7 @@ from dovetail.observability.caller import CALLER
 from dovetail_testing.contract import default_options
 
 OPEN = "/health"
+CAN_ANSWER: dict[str, Any] = {"websocket.http.response": {}}
 FLAGS: tuple[dict[str, Any], ...] = ({}, {"api_key": ("sk-of-this-test",)})
 
 
@@ -98,6 +99,17 @@ class TestGate:
         assert scope is None and sent[0]["status"] in (401, 403)
         sent, scope = passed(gate, "websocket", path="/v1/realtime")
         assert scope is None and sent[0]["type"] == "websocket.close"
+        sent, scope = passed(gate, "websocket", path="/v1/realtime", extensions=CAN_ANSWER)
+        assert scope is None
+        assert sent[0]["type"] == "websocket.close" or sent[0]["status"] in (401, 403)
+
+    def test_a_websocket_with_a_key_passes(self, plugin: Any) -> None:
+        """With --api-key, a WebSocket whose headers hold a key reaches the application, which has
+        not been answered for."""
+        headers = [(b"authorization", b"Bearer sk-of-this-test")]
+        gate = new_gate(plugin, **FLAGS[1])
+        sent, scope = passed(gate, "websocket", path="/v1/realtime", headers=headers)
+        assert not sent and scope["path"] == "/v1/realtime"
 
     def test_one_request_does_not_name_the_next(self, plugin: Any) -> None:
         """The owner of a request is not left behind in its task's surroundings."""

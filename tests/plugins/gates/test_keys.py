@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
@@ -178,6 +179,22 @@ def test_requests_at_a_time(tmp_path: Path, path: str) -> None:
     else:
         assert shape["error"]["code"] == "rate_limit_exceeded"
         assert shape["error"]["type"] == "rate_limit_error"
+
+
+def test_a_websocket_comes_from_an_allowed_page() -> None:
+    """CORS does not hold for WebSockets, so the gate asks where a page is from."""
+    app, _ = app_for(allowed_origins=("https://own.example",), api_key=("plain",))
+    found = []
+    for origin in ("https://own.example", "http://testserver", "https://evil.example", "null"):
+        headers = {"authorization": "Bearer plain", "origin": origin}
+        with (
+            pytest.raises(WebSocketDenialResponse) as refused,
+            TestClient(app).websocket_connect("/v1/realtime?intent=transcription", headers=headers),
+        ):
+            pass
+        found.append((refused.value.status_code, refused.value.json()["error"]["code"]))
+    inside, foreign = (404, "task_not_supported"), (403, "origin_not_allowed")
+    assert found == [inside, inside, foreign, foreign]
 
 
 def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from dovetail.errors import RequestError
 from dovetail.multimodal.prompt import PlacedPrompt
@@ -35,7 +35,7 @@ from dovetail.server.generate.tools.tool_formats import checked_formats
 async def prepare(
     server: App,
     body: ChatRequest,
-    request: Request,
+    request: HTTPConnection,
     *,
     dialect: Dialect,
     ignored: Sequence[str] = (),

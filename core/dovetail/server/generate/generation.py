@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from dovetail.engine.client.requests.prompt_checks import truncated
@@ -147,7 +147,7 @@ def response_meta(
     server: App,
     text: ModelText,
     body: SamplingFields,
-    request: Request,
+    request: HTTPConnection,
     model: str,
     ignored: Sequence[str],
 ) -> ResponseMeta:

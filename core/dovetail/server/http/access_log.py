@@ -11,6 +11,8 @@ from dovetail.errors import ConfigError
 
 FLAG = "--disable-access-log-for-endpoints"
 LOGGER = "uvicorn.access"
+LOGGERS = (LOGGER, "uvicorn.error")
+"""The second has the lines of WebSockets."""
 
 
 class SilentPaths(logging.Filter):
@@ -23,10 +25,9 @@ class SilentPaths(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is logged."""
-        args = record.args
-        if not isinstance(args, tuple) or len(args) < 3:
-            return True
-        return str(args[2]).partition("?")[0] not in self._paths
+        args = record.args if isinstance(record.args, tuple) else ()
+        found = next((str(one) for one in args if str(one).startswith("/")), "")
+        return found.partition("?")[0] not in self._paths
 
 
 class NoSecrets(logging.Filter):
@@ -35,9 +36,8 @@ class NoSecrets(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True; secrets in the line's query are masked. Mutates: record"""
-        args = record.args
-        if isinstance(args, tuple) and len(args) >= 3:
-            record.args = (*args[:2], masked(str(args[2])), *args[3:])
+        if isinstance(record.args, tuple):
+            record.args = tuple(masked(a) if isinstance(a, str) else a for a in record.args)
         return True
 
 
@@ -72,11 +72,11 @@ def silent_paths(frontend: FrontendConfig) -> frozenset[str]:
 
 def silence(frontend: FrontendConfig) -> None:
     """Make the access log skip these paths (replacing earlier ones) and mask keys. Mutates:
-    uvicorn's logger"""
-    logger = logging.getLogger(LOGGER)
-    for one in [found for found in logger.filters if isinstance(found, SilentPaths | NoSecrets)]:
-        logger.removeFilter(one)
-    logger.addFilter(NoSecrets())
+    uvicorn's loggers"""
     paths = silent_paths(frontend)
-    if paths:
-        logger.addFilter(SilentPaths(paths))
+    for logger in map(logging.getLogger, LOGGERS):
+        for one in [one for one in logger.filters if isinstance(one, SilentPaths | NoSecrets)]:
+            logger.removeFilter(one)
+        logger.addFilter(NoSecrets())
+        if paths:
+            logger.addFilter(SilentPaths(paths))

@@ -33,6 +33,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     max_head_bytes = 4 * 2**20
     max_headers = 256
+    socket_paths: tuple[str, ...] = ()
     _is_in_head = True
     _moves = False
     _num_idle_bytes = 0
@@ -90,6 +91,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._moves = True
         super().on_body(body)
 
+    def _should_upgrade(self) -> bool:
+        """Return whether a request becomes a WebSocket: only where a route takes one."""
+        path = self.url.decode("latin-1").partition("?")[0]
+        return path.endswith(self.socket_paths) and super()._should_upgrade()
+
     def _end_parsing(self, found: Problem) -> NoReturn:
         """Refuse. Raises: _HeadTooLarge, which stops the parser"""
         self._refuse(found)
@@ -129,10 +135,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return _refusal(f"are more than {self.max_headers}")
 
 
-def limited_http_protocol(*, max_head_bytes: int, max_headers: int) -> type[LimitedHttpProtocol]:
-    """Return the protocol with these limits as a class, which uvicorn instantiates."""
+def limited_http_protocol(
+    *, max_head_bytes: int, max_headers: int, socket_paths: tuple[str, ...] = ()
+) -> type[LimitedHttpProtocol]:
+    """Return the protocol with these limits as a class, which uvicorn instantiates. Requests for
+    other paths than `socket_paths` stay HTTP whatever they ask for."""
     limits = {"max_head_bytes": max_head_bytes, "max_headers": max_headers}
-    return type("LimitedHttp", (LimitedHttpProtocol,), limits)
+    return type("LimitedHttp", (LimitedHttpProtocol,), {**limits, "socket_paths": socket_paths})
 
 
 def _refusal(what: str) -> Problem:

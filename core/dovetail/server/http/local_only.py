@@ -31,7 +31,7 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        found = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        found = self._refusal(Headers(scope=scope)) if scope["type"] != "lifespan" else None
         if found is None:
             await self._app(scope, receive, send)
         else:

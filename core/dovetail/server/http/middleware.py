@@ -29,6 +29,11 @@ from dovetail.server.http.errors import ErrorBodies, Problem, problem, problem_o
 logger = logging.getLogger("dovetail.server")
 REQUEST_ID = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
+SOCKET = "WEBSOCKET"
+"""The method of a WebSocket in routes and metrics."""
+SOCKET_KEY = "openai-insecure-api-key."
+"""What a WebSocket's subprotocol begins with that holds a key. Source: OpenAI's realtime API"""
+_STARTS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
 _GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 
 
@@ -71,7 +76,7 @@ class RequestIdMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(scope)
@@ -79,6 +84,10 @@ class RequestIdMiddleware:
         state["request_id"], state["error_bodies"] = request_id, self._error_bodies
         if self._root_path:
             scope["root_path"] = self._root_path
+        for word in scope.get("subprotocols", ()):  # browsers can put a key nowhere else
+            if word.startswith(SOCKET_KEY):
+                key = word.removeprefix(SOCKET_KEY).encode("utf-8", "surrogateescape")
+                scope["headers"] = [*scope["headers"], (b"x-api-key", key)]
         note_caller(scope["path"], scope["headers"], request_id=request_id)
         sent = _Sent(headers={REQUEST_ID: request_id} if self._shows_id else {})
         start_s = time.monotonic()
@@ -90,7 +99,7 @@ class RequestIdMiddleware:
             _record(scope, sent, time.monotonic() - start_s)
 
     def _count(self, scope: Scope, change: int) -> None:
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             self._open.count += change
         metrics.OPEN_REQUESTS.inc(change)
 
@@ -103,8 +112,8 @@ def request_id_of(scope: Scope) -> str:
 
 def _noting(send: Send, sent: _Sent) -> Send:
     async def note(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            sent.status = message["status"]
+        if message["type"] in _STARTS:
+            sent.status = message.get("status", 101)
             extra = [(k.encode(), v.encode()) for k, v in sent.headers.items()]
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
         await send(message)
@@ -114,7 +123,7 @@ def _noting(send: Send, sent: _Sent) -> Send:
 
 def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
     path = getattr(scope.get("route"), "path", "none")
-    metrics.HTTP_REQUESTS.labels(scope["method"], path, str(sent.status or 499)).inc()
+    metrics.HTTP_REQUESTS.labels(scope.get("method", SOCKET), path, str(sent.status or 499)).inc()
     metrics.HTTP_SECONDS.labels(path).observe(seconds)
 
 

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
 
 from dovetail.config.sections.frontend import FrontendConfig
@@ -63,11 +65,12 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
 
 
-def uvicorn_config(app: ASGIApp, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
     """Return uvicorn's settings. `observability.logging` sets the levels of its loggers."""
     protocol = limited_http_protocol(
         max_head_bytes=frontend.h11_max_incomplete_event_size,
         max_headers=frontend.h11_max_header_count,
+        socket_paths=tuple(one.path for one in app.routes if isinstance(one, WebSocketRoute)),
     )
     served: ASGIApp = app
     if is_local_only(frontend):
@@ -76,7 +79,8 @@ def uvicorn_config(app: ASGIApp, frontend: FrontendConfig, tls: Tls | None) -> u
     config = uvicorn.Config(
         served,
         http=protocol,
-        ws="none",
+        ws="auto",
+        ws_per_message_deflate=False,  # a small message could become a large one
         lifespan="off",
         log_config=None,
         log_level=None,

@@ -135,7 +135,7 @@ def _request(
     return AudioRequest(
         file=file,
         model=given.get("model"),
-        language=_language(given.get("language")),
+        language=language_code(given.get("language")),
         prompt=given.get("prompt", ""),
         response_format=response_format,
         temperatures=(temperature,) if temperature else FALLBACK,
@@ -158,7 +158,7 @@ def _check_granularities(granularities: Sequence[str], response_format: str) -> 
         )
 
 
-def _language(given: str | None) -> str | None:
+def language_code(given: str | None) -> str | None:
     """Return the code of a language, which may be given by name."""
     if given is None:
         return None

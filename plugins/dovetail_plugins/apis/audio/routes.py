@@ -33,7 +33,7 @@ from dovetail_plugins.apis.audio.answers import answer, usage, whole_text
 from dovetail_plugins.apis.audio.chat_speech import ChatListener, chat_listener
 from dovetail_plugins.apis.audio.form import URL, AudioFile, AudioRequest, audio_request
 from dovetail_plugins.apis.audio.spectrogram import RATE_HZ, Spectrum, log_mel, spectrum_of
-from dovetail_plugins.apis.audio.speech_tokens import speech_tokens
+from dovetail_plugins.apis.audio.speech_tokens import SpeechTokens, speech_tokens
 from dovetail_plugins.apis.audio.windows import Listener, Segment
 
 
@@ -94,7 +94,7 @@ async def _worked_out(
     model = await server.model_name(form.model)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
-        listener = await _listener(request, server, state, form, model)
+        listener = await listener_of(server, state, form, model, str(request.state.request_id))
         segments = listener.segments()
         owned.push_async_callback(segments.aclose)
         if form.stream:
@@ -111,17 +111,15 @@ async def _worked_out(
         return Response(body, media_type=content_type)
 
 
-async def _listener(
-    request: Request, server: App, state: AudioState, body: AudioRequest, model: str
+async def listener_of(
+    server: App, state: AudioState, body: AudioRequest, model: str, request_id: str
 ) -> Listener | ChatListener:
     """Return the decoded audio, ready for transcription. Raises: RequestError"""
     spec = server.engine.spec
     if spec.run.model.encoder is None:
-        return await chat_listener(server, body, model, str(request.state.request_id))
-    tokens = speech_tokens(spec, server.engine.tokenizer)
-    tokens.prompt(body.language or next(iter(tokens.languages), None),
-                  "translate" if body.is_translation else "transcribe",
-                  has_times=False)  # fmt: skip
+        return await chat_listener(server, body, model, request_id)
+    task = "translate" if body.is_translation else "transcribe"
+    tokens = _checked_tokens(server, body.language, task)
     assert spec.sounds is not None, "a model of speech says how sounds are read"
     sound = await state.sound(body.file, spec.sounds)
     spectrum = await asyncio.to_thread(state.spectrum, spec.run.model)
@@ -131,9 +129,22 @@ async def _listener(
         spectrogram=await asyncio.to_thread(log_mel, sound.samples, spectrum),
         duration_s=len(sound.samples) / RATE_HZ,
         request=body,
-        request_id=str(request.state.request_id),
+        request_id=request_id,
         adapter=spec.adapter_of(model),
     )
+
+
+def check_language(server: App, language: str | None) -> None:
+    """Raise RequestError if a model of speech does not know a language; a chat model is asked."""
+    if server.engine.spec.run.model.encoder is not None:
+        _checked_tokens(server, language, "transcribe")
+
+
+def _checked_tokens(server: App, language: str | None, task: str) -> SpeechTokens:
+    """Return a model's tokens of speech. Raises: RequestError if it cannot do what is asked"""
+    tokens = speech_tokens(server.engine.spec, server.engine.tokenizer)
+    tokens.prompt(language or next(iter(tokens.languages), None), task, has_times=False)
+    return tokens
 
 
 async def _events(

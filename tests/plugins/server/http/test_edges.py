@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from dovetail.engine.client.connection import EngineState
 from dovetail.errors import RequestError
@@ -32,6 +33,8 @@ KEYS = ("first-key", "second-key")
 def routes_of(app: FastAPI) -> list[tuple[str, str]]:
     found = []
     for route in app.router.routes:
+        if isinstance(route, WebSocketRoute):
+            continue  # test_every_websocket_needs_the_key
         assert isinstance(route, Route), "a route that this test does not see"
         path = route.path.replace("{model_id:path}", "fake").replace("/ui/{name}", "/ui/app.js")
         found += [(method, path) for method in sorted(route.methods or ())]
@@ -53,6 +56,25 @@ def test_every_route_but_the_open_ones_needs_the_key() -> None:
         for key in KEYS:
             status = send(app, method, path, authorization=f"Bearer {key}").status_code
             assert status != 401, (method, path)
+    assert not engine.asked
+
+
+def test_every_websocket_needs_the_key() -> None:
+    app, engine = app_for(api_key=KEYS)
+    paths = [one.path for one in app.router.routes if isinstance(one, WebSocketRoute)]
+    assert paths
+    for path in paths:
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            with (
+                pytest.raises(WebSocketDenialResponse) as refused,
+                TestClient(app).websocket_connect(path, headers=headers),
+            ):
+                pass
+            assert refused.value.status_code == 401
+            assert refused.value.json()["error"]["code"] == "invalid_api_key"
+        for headers in ({"authorization": f"Bearer {KEYS[1]}"}, {"x-api-key": KEYS[0]}):
+            with TestClient(app).websocket_connect(path, headers=headers):
+                pass
     assert not engine.asked
 
 
