@@ -21,13 +21,10 @@ from support.inside import core_of, watch_preemptions
 
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
+SHARING = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
 FAMILIES = {
     **dict.fromkeys(("DeepseekV32ForCausalLM", "AXK2ForCausalLM"), SPARSE),
-    "GlmMoeDsaForCausalLM": {
-        **SPARSE,
-        "num_hidden_layers": 3,
-        "indexer_types": ["full", "shared", "full"],
-    },
+    **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
 }
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,

@@ -12,6 +12,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.quantization import Gate
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
@@ -74,7 +75,7 @@ class SharedMoE(MoE):
     """Picked experts plus shared ones, which compute every token as one MLP of their joint size.
 
     `shared` is that MLP's name in the checkpoint; it is `shared_experts` here. With `shared_inner`
-    0 there is none."""
+    0 there is none. The picked experts' gate is `picked_act`, if it is not `act`."""
 
     def __init__(
         self,
@@ -85,9 +86,10 @@ class SharedMoE(MoE):
         shared_inner: int,
         shared: str = "shared_experts",
         shared_bias: bool = False,
+        picked_act: str | Gate | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(context, name, act=act, **settings)
+        super().__init__(context, name, act=picked_act or act, **settings)
         self.shared_experts: GatedMLP | None = None
         if shared_inner:
             self.shared_experts = GatedMLP(

@@ -86,6 +86,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "gated_norm_rank": 4,
         },
     ),
+    "HYV4ForCausalLM": (
+        "hy_v4",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_topk": 128,
+            "index_head_dim": 16,
+            "index_n_heads": 2,
+            "hc_mult": 3,
+            "swiglu_limit": 0.3,
+        },
+    ),
     "LongcatFlashForCausalLM": ("longcat_flash", _LATENT_TWICE),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GptOssForCausalLM": (

@@ -260,6 +260,10 @@ _INDEX: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 VARIANTS |= {
     "deepseek-v32-sparse": ("DeepseekV32ForCausalLM", _INDEX),
     "axk2-sparse": ("AXK2ForCausalLM", {**_INDEX, "n_group": None, "topk_group": None}),
+    "hyv4-sparse": (
+        "HYV4ForCausalLM",
+        {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
+    ),
     "glm-dsa-sparse": (
         "GlmMoeDsaForCausalLM",
         {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
