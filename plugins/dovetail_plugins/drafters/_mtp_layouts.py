@@ -214,6 +214,7 @@ _OVER_TRANSFORMERS = (
 REFUSED = {
     **dict.fromkeys(("gemma4", "gemma4_text"), "it has its own checkpoint: name that as model"),
     "deepseek_v4": "it reads several streams of states, and a model gives one",
+    "hy_v4": "transformers leaves its weights out, so how it joins the streams is not known here",
     "mimo_v2_flash": f"{_OVER_TRANSFORMERS}; its window and sinks are other ones than the model's",
     **dict.fromkeys(
         (

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
@@ -240,7 +241,8 @@ def clamped(act: str, limit: float) -> Gate:
         first, second = gate_up.chunk(2, dim=-1)
         return function(first) * second.clamp(-limit, limit)
 
-    return Gate(name="", function=function, halves=halves)
+    known = "silu_clamped" if inner is F.silu else ""
+    return Gate(name="", function=function, halves=halves, of_experts=known, limit=limit)
 
 
 def _spread(count: int, x: torch.Tensor) -> tuple[torch.Tensor]:
