@@ -82,7 +82,7 @@ class SharedMoE(MoE):
         context: BuildContext,
         name: str,
         *,
-        act: str,
+        act: str | Gate,
         shared_inner: int,
         shared: str = "shared_experts",
         shared_bias: bool = False,
