@@ -1,7 +1,8 @@
-"""Sparse latent attention through the engine: prompts in chunks, prefix hits, preempted requests.
+"""Sparse attention through the engine: prompts in chunks, prefix hits, preempted requests.
 
-The tiny model attends to 8 tokens, and its prompts are longer. Its indexer has 8 heads: of fewer,
-many scores are zero, and which of equal ones transformers takes is not said.
+The tiny models attend to 8 tokens, or to 2 blocks of 16, and their prompts are longer. An indexer of
+tokens has 8 heads: of fewer, many scores are zero, and which of equal ones transformers takes is not
+said.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SHARING = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared",
 FAMILIES = {
     **dict.fromkeys(("DeepseekV32ForCausalLM", "AXK2ForCausalLM"), SPARSE),
     **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
+    "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
 }
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,

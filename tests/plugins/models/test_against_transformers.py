@@ -260,6 +260,10 @@ _INDEX: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 VARIANTS |= {
     "deepseek-v32-sparse": ("DeepseekV32ForCausalLM", _INDEX),
     "axk2-sparse": ("AXK2ForCausalLM", {**_INDEX, "n_group": None, "topk_group": None}),
+    "minimax-m3-sparse": (
+        "MiniMaxM3VLForCausalLM",
+        {"index_topk_blocks": 3, "index_local_blocks": 2, "layer_types": ["minimax_m3_sparse"] * 2},
+    ),
     "hyv4-sparse": (
         "HYV4ForCausalLM",
         {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},

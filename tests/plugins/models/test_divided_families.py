@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "two latents a block, experts that do not compute": ("LongcatFlashForCausalLM", {}),
     "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
     "heads and norms with gates": ("AXK2ForCausalLM", {}),
+    "picked blocks": ("MiniMaxM3VLForCausalLM", {"index_topk_blocks": 2}),
     "latents with sinks, and streams": ("HYV4ForCausalLM", {"index_topk": 8, "index_n_heads": 8}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
