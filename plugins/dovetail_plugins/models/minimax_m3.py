@@ -33,6 +33,7 @@ from dovetail.layers.norm import GemmaRMSNorm
 from dovetail_plugins.layers.attention.block_sparse import BlockIndexer, BlocksConfig, HeadsApart
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.model_types.minimax_m3 import index_settings, is_sparse
+from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models._moe import CORRECTION_BIAS, SharedMoE, lettered, num_experts
 
 RENAMES = (
@@ -46,6 +47,13 @@ RENAMES = (
     CORRECTION_BIAS,
 )
 """The names of an indexer's weights in released checkpoints, in transformers, and here."""
+ENCODER = (
+    ("vision_tower.vision_model.embeddings.patch_embedding.", "vision_tower.embeddings.proj."),
+    ("vision_tower.vision_model.encoder.layers.", "vision_tower.layers."),
+    ("vision_tower.vision_model.pre_layrnorm.", "vision_tower.pre_layrnorm."),
+    ("patch_merge_mlp.linear_", "multi_modal_projector.merge_linear_"),
+)
+"""How names of the encoder's weights begin in released checkpoints, and here."""
 
 
 class MiniMaxM3Attention(DecoderAttention):
@@ -195,3 +203,16 @@ class MiniMaxM3VLForCausalLM(DecoderForCausalLM):
             renames=(*usual.renames, *RENAMES),
             ignored=(*usual.ignored, *self.unused),
         )
+
+
+class MiniMaxM3SparseForConditionalGeneration(MediaModel):
+    """MiniMax M3 as it is released: an encoder of images and videos before the text model."""
+
+    info = Info(summary="MiniMax M3", source="https://huggingface.co/MiniMaxAI/MiniMax-M3")
+    text_class: ClassVar[str] = "MiniMaxM3VLForCausalLM"
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, also the released ones of the encoder."""
+        usual = super().weight_map()
+        own = [(old, f"encoder.{new}") for old, new in ENCODER]
+        return replace(usual, prefixes=(*own, *usual.prefixes), ignored=(*usual.ignored, "mtp."))
