@@ -1,8 +1,8 @@
 """Sparse attention through the engine: prompts in chunks, prefix hits, preempted requests.
 
-The tiny models attend to 8 tokens, or to 2 blocks of 16, and their prompts are longer. An indexer of
-tokens has 8 heads: of fewer, many scores are zero, and which of equal ones transformers takes is not
-said.
+The tiny models attend to 8 tokens, or to 2 blocks of 16, and their prompts are longer. An indexer
+of tokens has 8 heads: of fewer, many scores are zero, and which of equal ones transformers takes is
+not said.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ MIXED: Rows = ((1, 33), (7, 7), (0, 0), (5, 60), (9, 12))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """The parts of a case: H heads of D numbers, K of the blocks of B tokens picked, L of them near,
-    cache blocks of P tokens."""
+    """The parts of a case: H heads of D numbers; of blocks of B tokens K are picked, L near ones
+    among them; cache blocks of P tokens."""
 
     rows: Rows
     heads: int = 4

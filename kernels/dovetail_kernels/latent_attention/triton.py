@@ -48,7 +48,8 @@ def _walk(
     sums, num_rows, num_heads, scale,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TURNED: tl.constexpr,
     TURNED_WIDE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    LEAST: tl.constexpr, IS_SPLIT: tl.constexpr, DTYPE: tl.constexpr, PICKED: tl.constexpr, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
+    LEAST: tl.constexpr, IS_SPLIT: tl.constexpr, DTYPE: tl.constexpr, PICKED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """With IS_SPLIT of rows of one token, by row and split, into sums [R, SPLITS, H, SIZE + 2];
     else of all others, by token."""
@@ -226,5 +227,6 @@ def run(
 ) -> torch.Tensor:
     """Return the attended latents (see the op)."""
     rows = (block_table, query_start, seq_lens)
-    more = {"may_round": may_round, "picks": picks, "sinks": sinks}
-    return attend(q, cache, *rows, scale, latent_size, **more)
+    return attend(
+        q, cache, *rows, scale, latent_size, may_round=may_round, picks=picks, sinks=sinks
+    )

@@ -9,8 +9,8 @@ For a token's streams x_1 .. x_M of E numbers, one after the other:
     x_i = x_i + w_i part(sum_i r_i x_i)
 
 All of it is computed in float32. After the last layer, an r joins the streams. Replicated on every
-rank. Sources: Zhu et al., Hyper-Connections, 2024, arXiv 2409.19606; the independent form, without a
-matrix that mixes streams, is that of Hunyuan 4, 2026, as transformers has it.
+rank. Sources: Zhu et al., Hyper-Connections, 2024, arXiv 2409.19606; the independent form, without
+a matrix that mixes streams, is that of Hunyuan 4, 2026, as transformers has it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of MiniMax M3's text model: what a row caches, and config.json defaults."""
+"""Facts of MiniMax M3: its media, and what a row of the text model caches, and its defaults."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def cache(config: Mapping[str, Any]) -> CacheFacts:
     return CacheFacts(num_attention_layers=layers - (-picking // heads))
 
 
+MINIMAX_M3_VL = Value(summary="MiniMax M3", value=ModelFacts(media=("image",)))
 MINIMAX_M3 = Value(
-    summary="MiniMax M3's text model",
+    summary="the text part of MiniMax M3",
     value=ModelFacts(
         cache=f"{__name__}:cache",
         defaults={

@@ -225,9 +225,7 @@ class HYV4ForCausalLM(DeepseekV32ForCausalLM):
     def weight_map(self) -> WeightMap:
         """Return the names: released checkpoints do not use transformers'."""
         usual = super().weight_map()
-        return replace(
-            usual, renames=(*usual.renames, *RENAMES), ignored=(*usual.ignored, DRAFTER)
-        )
+        return replace(usual, renames=(*usual.renames, *RENAMES), ignored=(*usual.ignored, DRAFTER))
 
 
 def clamped(act: str, limit: float) -> Gate:

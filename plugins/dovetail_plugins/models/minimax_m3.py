@@ -60,7 +60,7 @@ class MiniMaxM3Attention(DecoderAttention):
     """Attention with a cache for each kv head, and in most layers an indexer."""
 
     attention_class = HeadsApart  # type: ignore[assignment]  # it has several attention layers
-    attn: HeadsApart
+    attn: HeadsApart  # type: ignore[assignment]
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
@@ -206,7 +206,7 @@ class MiniMaxM3VLForCausalLM(DecoderForCausalLM):
 
 
 class MiniMaxM3SparseForConditionalGeneration(MediaModel):
-    """MiniMax M3 as it is released: an encoder of images and videos before the text model."""
+    """MiniMax M3 as it is released: an encoder of images before the text model."""
 
     info = Info(summary="MiniMax M3", source="https://huggingface.co/MiniMaxAI/MiniMax-M3")
     text_class: ClassVar[str] = "MiniMaxM3VLForCausalLM"

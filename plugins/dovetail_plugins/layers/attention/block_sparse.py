@@ -116,6 +116,7 @@ class HeadsApart(nn.Module):
         count = spec.num_kv_heads
         one = replace(spec, num_heads=spec.num_heads // count, num_kv_heads=1)
         self.heads = nn.ModuleList(Attention(f"{name}.heads.{i}", one) for i in range(count))
+        self._first = f"{name}.heads.0"
         self._width = spec.num_heads * spec.head_size
         self._size = spec.head_size
         self._opaque = CompilerBoundary(self._attend)
@@ -144,7 +145,7 @@ class HeadsApart(nn.Module):
         keys: torch.Tensor | None,
     ) -> torch.Tensor:
         context = forward_context()
-        prepared = context.prepared[self.heads[0].name]
+        prepared = context.prepared[self._first]
         blocks = None
         if self.indexer is not None and index_q is not None and keys is not None:
             refuse_recording("whether blocks are picked depends on how long rows are")

@@ -6,8 +6,8 @@ key:
     q = wq_b c_q,  k = norm(wk x),  w = weights_proj x / sqrt(H D)
     score of token s for query t: sum over h of w_th relu(q_th . k_s)
 
-The first or last R numbers of q and k are turned by their positions. Every rank has all heads, so that all
-pick the same.
+The first or last R numbers of q and k are turned by their positions. Every rank has all heads, so
+that all pick the same.
 Source: DeepSeek-AI, DeepSeek-V3.2, 2025, arXiv 2512.02556, section 2.1.
 """
 
