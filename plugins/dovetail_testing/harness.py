@@ -101,7 +101,7 @@ class PagedModel:
             latents = torch.full((*size, layer.spec.size), UNUSED)
             if not isinstance(layer, IndexedAttention) or layer.indexer is None:
                 return latents
-            keys = torch.full((*size, layer.index.head_size), UNUSED)
+            keys = torch.full((*size, layer.index_size), UNUSED)
             return {LATENTS: latents, INDEX_KEYS: keys}
         assert isinstance(layer, Attention)
         spec = layer.spec

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.quantization import Gate
+from dovetail.layers.activation import gate
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
@@ -69,6 +71,24 @@ def sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
         num_kept_groups=int(config.get("topk_group") or 1),
         group_score="two_best",
     )
+
+
+def clamped(act: str, limit: float) -> Gate:
+    """Return the gate act(g) u of clamped halves: g to at most `limit`, u to [-limit, limit]. A
+    limit of 0 or less clamps nothing."""
+    if limit <= 0:
+        return gate(act)
+    inner = gate(act).function
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return inner(x.clamp(max=limit))
+
+    def halves(gate_up: torch.Tensor) -> torch.Tensor:
+        first, second = gate_up.chunk(2, dim=-1)
+        return function(first) * second.clamp(-limit, limit)
+
+    known = "silu_clamped" if inner is F.silu else ""
+    return Gate(name="", function=function, halves=halves, of_experts=known, limit=limit)
 
 
 class SharedMoE(MoE):

@@ -13,32 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.quantization import Gate
-from dovetail.layers.activation import gate
 from dovetail.layers.attention.latent import LatentAttention, LatentConfig
 from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
 from dovetail.layers.linear import ColumnParallelLinear
 from dovetail.layers.linear.placement import Part
-from dovetail.layers.repeated import of_tensors
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
 from dovetail_plugins.layers.attention.indexer import IndexerConfig
 from dovetail_plugins.layers.attention.output_gate import OutputGate
-from dovetail_plugins.layers.hyper_connection import HyperConnection, JoinedNorm, StreamsConfig
+from dovetail_plugins.layers.hyper_connection import (
+    HyperConnection,
+    JoinedNorm,
+    StreamsConfig,
+    spread,
+)
 from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.moe import in_float32
 from dovetail_plugins.layers.stored.rounding import ActivationOptions
-from dovetail_plugins.models._moe import sigmoid_rule
+from dovetail_plugins.models._moe import clamped, sigmoid_rule
 from dovetail_plugins.models.deepseek import (
     DeepseekModel,
     DeepseekMoE,
@@ -120,7 +120,7 @@ class HYV4Layer(IndexedLayer):
         plain, streams = unquantized(context), streams_config(context)
         self.attn_hc = HyperConnection(plain, f"{name}.attn_hc", streams)
         self.ffn_hc = HyperConnection(plain, f"{name}.ffn_hc", streams)
-        self._spread = partial(_spread, streams.count) if layer == 0 else None
+        self._spread = streams.count if layer == 0 else 0
 
     def latent_sizes(self, context: BuildContext) -> LatentConfig:
         """Return the sizes of the layer's attention: turned pairs are no neighbours."""
@@ -168,8 +168,8 @@ class HYV4Layer(IndexedLayer):
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, M E], of the first layer [T, E] -> [T, M E]"""
-        if self._spread is not None:
-            (x,) = of_tensors(self._spread, x)
+        if self._spread:
+            x = spread(self._spread, x)
         read, written = self.attn_hc(x)
         attended = self.self_attn(self.input_layernorm(read), ropes[self.rope])
         x = self.attn_hc.added(x, written, attended)
@@ -183,12 +183,11 @@ class ClampedMoE(DeepseekMoE):
     def __init__(
         self, context: BuildContext, name: str, *, act: str, limit: float, **settings: Any
     ) -> None:
-        picked = clamped(act, limit) if limit > 0 else act
         super().__init__(
             context,
             name,
             act=act,
-            picked_act=picked,
+            picked_act=clamped(act, limit),
             routes_in_float32=True,
             has_correction_bias=True,
             **settings,
@@ -226,22 +225,3 @@ class HYV4ForCausalLM(DeepseekV32ForCausalLM):
         """Return the names: released checkpoints do not use transformers'."""
         usual = super().weight_map()
         return replace(usual, renames=(*usual.renames, *RENAMES), ignored=(*usual.ignored, DRAFTER))
-
-
-def clamped(act: str, limit: float) -> Gate:
-    """Return the gate act(g) u of clamped halves: g to at most `limit`, u to [-limit, limit]."""
-    inner = gate(act).function
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return inner(x.clamp(max=limit))
-
-    def halves(gate_up: torch.Tensor) -> torch.Tensor:
-        first, second = gate_up.chunk(2, dim=-1)
-        return function(first) * second.clamp(-limit, limit)
-
-    known = "silu_clamped" if inner is F.silu else ""
-    return Gate(name="", function=function, halves=halves, of_experts=known, limit=limit)
-
-
-def _spread(count: int, x: torch.Tensor) -> tuple[torch.Tensor]:
-    return (x.repeat(1, count),)
