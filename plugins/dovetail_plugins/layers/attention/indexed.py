@@ -57,8 +57,8 @@ class IndexedAttention(LatentAttention):
     def picking(
         self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
     ) -> tuple[torch.Tensor, ...]:
-        """Return the indexer's output for the tokens (see `indexer.Indexer`); nothing, if another layer's is
-        used."""
+        """Return the indexer's output for the tokens (see `indexer.Indexer`); nothing, if another
+        layer's is used."""
         if self.indexer is None:
             return ()
         output: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)
