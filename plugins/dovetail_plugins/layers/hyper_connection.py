@@ -165,7 +165,7 @@ class JoinedNorm(RMSNorm):
 
 
 def spread(count: int, x: torch.Tensor) -> torch.Tensor:
-    """Return streams that all begin with the input of the first layer. Shapes: [T, E] -> [T, M E]"""
+    """Return `count` streams, each the first layer's input. Shapes: x [T, E] -> [T, M E]"""
     return of_tensors(lambda given: (given.repeat(1, count),), x)[0]
 
 

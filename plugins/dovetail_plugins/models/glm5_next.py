@@ -25,7 +25,6 @@ from dovetail.layers.decoder import (
     FULL,
     DecoderConfig,
     DecoderLayer,
-    DecoderModel,
     GatedMLP,
     usual_config,
 )
@@ -41,7 +40,12 @@ from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridLayer
 from dovetail_plugins.model_types.glm5_next import delta_sizes, layer_types
 from dovetail_plugins.models._moe import clamped, sigmoid_rule
 from dovetail_plugins.models._text_part import text_part
-from dovetail_plugins.models.deepseek import DeepseekMoE, DeepseekV3ForCausalLM, has_indexer
+from dovetail_plugins.models.deepseek import (
+    DeepseekModel,
+    DeepseekMoE,
+    DeepseekV3ForCausalLM,
+    has_indexer,
+)
 from dovetail_plugins.models.hy_v4 import unquantized
 from dovetail_plugins.models.kimi_linear import FORGETS, IN_DELTA
 
@@ -166,13 +170,14 @@ class Glm5NextLayer(HybridLayer):
         """Shapes: x [T, M E], of the first layer [T, E] -> [T, M E]"""
         if self._spread:
             x = spread(self._spread, x)
-        read, *weights = self.attn_hc(x)
+        read, written, mixture = self.attn_hc(x)
         normed = self.input_layernorm(read)
         is_mixer = self.layer_type == LINEAR
         part = self.mixer(normed) if is_mixer else self.self_attn(normed, ropes[self.rope])
-        x = self.attn_hc.added(x, *weights, part)
-        read, *weights = self.ffn_hc(x)
-        return self.ffn_hc.added(x, *weights, self.mlp(self.post_attention_layernorm(read)))
+        x = self.attn_hc.added(x, written, mixture, part)
+        read, written, mixture = self.ffn_hc(x)
+        part = self.mlp(self.post_attention_layernorm(read))
+        return self.ffn_hc.added(x, written, mixture, part)
 
 
 def _before(context: BuildContext, config: DecoderConfig, layer: int) -> list[int]:
@@ -181,7 +186,7 @@ def _before(context: BuildContext, config: DecoderConfig, layer: int) -> list[in
     return [i for i in range(first, layer) if config.layer_types[i] == FULL]
 
 
-class Glm5NextModel(DecoderModel):
+class Glm5NextModel(DeepseekModel):
     """A decoder of streams, whose mean is normed after the last layer."""
 
     def __init__(
