@@ -39,6 +39,7 @@ from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.moe import in_float32
 from dovetail_plugins.layers.stored.rounding import ActivationOptions
 from dovetail_plugins.models._moe import clamped, sigmoid_rule
+from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.deepseek import (
     DeepseekModel,
     DeepseekMoE,
@@ -64,6 +65,7 @@ RENAMES = (
 """The names of released checkpoints and of transformers, which saves the MLPs' gates by the name
 that released ones have for attention's, and here."""
 DRAFTER = "model.mtp_layers."
+ENCODER = "vit."
 
 
 def streams_config(context: BuildContext) -> StreamsConfig:
@@ -123,8 +125,8 @@ class HYV4Layer(IndexedLayer):
         self._spread = streams.count if layer == 0 else 0
 
     def latent_sizes(self, context: BuildContext) -> LatentConfig:
-        """Return the sizes of the layer's attention: turned pairs are no neighbours."""
-        return replace(latent_config(context), is_interleaved=False)
+        """Return the sizes of the layer's attention."""
+        return replace(latent_config(context), is_interleaved=self.is_interleaved)
 
     def indexer_config(self, settings: Mapping[str, Any], query_rank: int) -> IndexerConfig:
         """Return the sizes of an indexer, which turns the last numbers of a head."""
@@ -225,3 +227,30 @@ class HYV4ForCausalLM(DeepseekV32ForCausalLM):
         """Return the names: released checkpoints do not use transformers'."""
         usual = super().weight_map()
         return replace(usual, renames=(*usual.renames, *RENAMES), ignored=(*usual.ignored, DRAFTER))
+
+
+class HYV4VLLayer(HYV4Layer):
+    """A layer of the text part: turned pairs are neighbours, and the latents' norms have the
+    model's eps."""
+
+    is_interleaved = True
+
+    def latent_sizes(self, context: BuildContext) -> LatentConfig:
+        """Return the sizes of the layer's attention."""
+        eps = float(context.model.hf_config["rms_norm_eps"])
+        return replace(super().latent_sizes(context), norm_eps=eps)
+
+
+class HYV4VLForConditionalGeneration(HYV4ForCausalLM):
+    """The text part of Hunyuan 4 with its head. (Text has one position a token, in all three
+    directions.)"""
+
+    info = Info(
+        summary="the text part of Hunyuan 4 (Hy4)", source="https://huggingface.co/tencent/Hy4"
+    )
+    layer_class = HYV4VLLayer
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without the encoder's."""
+        usual = text_part(super().weight_map())
+        return replace(usual, ignored=(*usual.ignored, ENCODER))
