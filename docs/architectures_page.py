@@ -150,6 +150,7 @@ def architectures_page(note: str) -> str:
         head,
         *_rows(alone),
         SPARSE,
+        *(f"| {' | '.join(row)} |" for row in SPARSE_REFUSED),
         second,
         *_rows(with_media),
         PUBLISHED_HEAD,
