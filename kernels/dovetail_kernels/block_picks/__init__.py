@@ -13,6 +13,7 @@ Source: MiniMax, MiniMax-M3, 2026, as transformers has it
 """
 
 from dovetail_kernels.block_picks.cases import cases, perf_cases, small_cases
+from dovetail_kernels.block_picks.native import NATIVE
 from dovetail_kernels.block_picks.reference import reference
 from dovetail_kernels.op import Op
 
@@ -23,5 +24,5 @@ OP = Op(
     cases=cases,
     perf_cases=perf_cases,
     small_cases=small_cases,
-    implementations=[],
+    implementations=[NATIVE],
 )

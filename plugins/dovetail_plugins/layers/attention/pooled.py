@@ -208,20 +208,20 @@ class PooledAttention(IndexedAttention):
         pools, (rows, counts) = self.pools, _tokens_of(layout)
         picks = torch.full((len(rows), pools.num_pools), -1, device=index_q.device)
         own = [token for token, count in enumerate(counts) if count >= pools.min_sparse]
-        made: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
         first: dict[int, int] = {}
         for row in sorted({rows[token] for token in own}):
             states = read_latents(self._index_keys(), layout, row, layout.seq_lens_host[row])
             keys = self.indexer.pooled(states.to(index_q.dtype))
-            first[row] = sum(len(one) for one in made) // SCORED
-            made.append(torch.cat([keys, keys.new_zeros(-len(keys) % SCORED, keys.shape[1])]))
+            first[row] = sum(len(one) for one in parts) // SCORED
+            parts.append(torch.cat([keys, keys.new_zeros(-len(keys) % SCORED, keys.shape[1])]))
         wholes = [counts[token] // pools.pool_size for token in own]
-        most = -(-max(wholes) // SCORED)
+        num_blocks = -(-max(wholes) // SCORED)
         starts = torch.tensor([first[rows[token]] for token in own], device=picks.device)
         tokens = torch.tensor(own, device=picks.device)
         alone = _alone(layout, tokens, [rows[token] for token in own], wholes)
-        cache = torch.cat(made).unflatten(0, (-1, SCORED))
-        table = starts.unsqueeze(1) + torch.arange(most, device=picks.device)
+        cache = torch.cat(parts).unflatten(0, (-1, SCORED))
+        table = starts.unsqueeze(1) + torch.arange(num_blocks, device=picks.device)
         alone = replace(
             alone,
             block_table=table.clamp_(max=len(cache) - 1).int(),
