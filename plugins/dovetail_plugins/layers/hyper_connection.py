@@ -174,8 +174,7 @@ def _mixed(
 ) -> tuple[torch.Tensor]:
     count = written.shape[-1]
     streams = x.unflatten(-1, (count, -1)).float()
-    # Not by a matrix product, whose sums depend on the number of tokens.
-    mixed = (mixture.unsqueeze(-1) * streams.unsqueeze(2)).sum(dim=1)
+    mixed = torch.bmm(mixture.transpose(1, 2), streams)  # of each token alone
     news = written.unsqueeze(-1) * output.float().unsqueeze(1)
     return ((news + mixed).flatten(1).to(x.dtype),)
 
