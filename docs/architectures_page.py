@@ -49,6 +49,63 @@ DeciLM (Nemotron Super and Ultra), which transformers does not have, are served 
 |---|---|---|---|"""
 
 
+SPARSE = """\
+
+## Sparse attention
+
+Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
+latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
+head; and GLM-5-Next (text), where it picks pools of latents.
+[kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
+what a row would have to keep:
+
+| model | layer | what is missing |
+|---|---|---|"""
+SPARSE_REFUSED = (
+    (
+        "DeepSeek V4",
+        "`heavily_compressed_attention`",
+        "beside the last `sliding_window` tokens a query attends to one entry for every 128 "
+        "tokens, a mean weighed by learned gates. Entries come at another rate than tokens, and "
+        "no KV group here grows so; until a window is full, a row keeps up to 127 keys and gates, "
+        "a state that starts again with each window",
+    ),
+    (
+        "DeepSeek V4",
+        "`compressed_sparse_attention`",
+        "the same for every 4 tokens, over windows that overlap: a row also keeps the first half "
+        "of the last window. An indexer with compressed keys of its own picks entries, and one "
+        "softmax with sinks goes over them and the window",
+    ),
+    (
+        "DeepSeek V4",
+        "both, and `sliding_attention`",
+        "keys are values, kept once like latents, and latents have no window here; outputs are "
+        "turned back by their positions; the first layers' experts are picked by a table of token "
+        "ids",
+    ),
+    (
+        "Qwen4-Exp",
+        "`indexed_attention`",
+        "an indexer picks blocks of tokens for all heads, and no backend attends to picked keys "
+        "and values: cache blocks of hybrids hold more tokens than one pick",
+    ),
+    (
+        "Qwen4-Exp",
+        "`linear_attention` with PLE",
+        "it adds embeddings of hashed n-grams of token ids, of which a row keeps the last ones, "
+        "and a dilated convolution of all streams, wider than the kernels' 8 inputs",
+    ),
+    (
+        "Dots3 Note",
+        "`sliding_attention`",
+        "latent attention in a window, of other sizes than in the layers with an indexer: latents "
+        "have no window here",
+    ),
+)
+"""Model, layer, and what serving it needs."""
+
+
 MEDIA_HEAD = """\
 
 ## With images and sound
@@ -89,7 +146,16 @@ def architectures_page(note: str) -> str:
     media_version = with_media["transformers"]
     note_media = "" if media_version == version else f"(transformers {media_version}.) "
     second = MEDIA_HEAD.format(note_media=note_media, counts=_counts(with_media))
-    tables = [head, *_rows(alone), second, *_rows(with_media), PUBLISHED_HEAD, *_published()]
+    tables = [
+        head,
+        *_rows(alone),
+        SPARSE,
+        *(f"| {' | '.join(row)} |" for row in SPARSE_REFUSED),
+        second,
+        *_rows(with_media),
+        PUBLISHED_HEAD,
+        *_published(),
+    ]
     return "\n".join(tables) + "\n"
 
 

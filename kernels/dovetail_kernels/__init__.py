@@ -30,6 +30,7 @@ OP_NAMES = (
     "paged_attention",
     "latent_attention",
     "index_picks",
+    "block_picks",
     "head_products",
     "cache_write",
     "short_conv",

@@ -31,6 +31,7 @@ from dovetail.layers.kept import CachingLayer
 from dovetail.layers.stages import stage_of
 from dovetail.layers.state import RowStates, State
 from dovetail.layers.weights import load_weights
+from dovetail_plugins.layers.attention.block_sparse import BlockIndexer
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
 from dovetail_plugins.layers.stored.rounding import FLOAT, ActivationOptions
 from dovetail_testing.reference import ReferenceAttention
@@ -94,11 +95,13 @@ class PagedModel:
             parts = {part.name: (num_blocks, *part.shape) for part in layer.parts}
             return {name: torch.full(shape, UNUSED) for name, shape in parts.items()}
         size = (num_blocks, self.block_tokens)
+        if isinstance(layer, BlockIndexer):
+            return torch.full((*size, layer.config.head_size), UNUSED)
         if isinstance(layer, LatentAttention):
             latents = torch.full((*size, layer.spec.size), UNUSED)
             if not isinstance(layer, IndexedAttention) or layer.indexer is None:
                 return latents
-            keys = torch.full((*size, layer.index.head_size), UNUSED)
+            keys = torch.full((*size, layer.index_size), UNUSED)
             return {LATENTS: latents, INDEX_KEYS: keys}
         assert isinstance(layer, Attention)
         spec = layer.spec

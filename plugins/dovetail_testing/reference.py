@@ -75,7 +75,10 @@ class ReferenceAttention(AttentionBackend):
                 picks = call.picks[token]
                 seen = seen[picks[picks >= 0].long()]
             latents = cache[seen // size, seen % size].float()
-            weights = (q[token].float() @ latents.T * spec.scale).softmax(dim=-1)
+            scores = q[token].float() @ latents.T * spec.scale
+            if call.sinks is not None:
+                scores = torch.cat([scores, call.sinks.float().unsqueeze(-1)], dim=-1)
+            weights = scores.softmax(dim=-1)[:, : len(latents)]
             out[token] = (weights @ latents[:, : spec.latent_size]).to(q.dtype)
         return out
 

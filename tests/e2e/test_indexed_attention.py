@@ -1,7 +1,8 @@
-"""Sparse latent attention through the engine: prompts in chunks, prefix hits, preempted requests.
+"""Sparse attention through the engine: prompts in chunks, prefix hits, preempted requests.
 
-The tiny model attends to 8 tokens, and its prompts are longer. Its indexer has 8 heads: of fewer,
-many scores are zero, and which of equal ones transformers takes is not said.
+The tiny models attend to 8 tokens, or to 2 blocks of 16, and their prompts are longer. An indexer
+of tokens has 8 heads: of fewer, many scores are zero, and which of equal ones transformers takes is
+not said.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import transformers
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
+from dovetail_testing.tiny.families import FAMILIES as CAUSAL
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support import tiny_glm5_next
 from support.inside import core_of, watch_preemptions
 
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
+SHARING = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
 FAMILIES = {
     **dict.fromkeys(("DeepseekV32ForCausalLM", "AXK2ForCausalLM"), SPARSE),
-    "GlmMoeDsaForCausalLM": {
-        **SPARSE,
-        "num_hidden_layers": 3,
-        "indexer_types": ["full", "shared", "full"],
-    },
+    **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
+    "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
+    "Glm5NextForConditionalGeneration": {},
 }
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,
@@ -45,20 +47,26 @@ PROMPTS = [torch.randint(3, VOCAB_SIZE, (n,), generator=_random).tolist() for n 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
+    if request.param not in CAUSAL:
+        return tiny_glm5_next.write(path)
     return write_tiny_checkpoint(path, request.param, **FAMILIES[request.param])
 
 
 def worst(path: Path, prompts: list[list[int]], results: list[GenerationResult]) -> float:
     """Return the largest difference of any drawn token's logprobs from transformers'."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    config = transformers.AutoConfig.from_pretrained(path)
+    is_causal = config.architectures[0] in CAUSAL
+    auto = (
+        transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
+    )
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     found = 0.0
     for prompt, result in zip(prompts, results, strict=True):
         drawn = result.outputs[0]
         assert drawn.logprobs is not None
         with torch.inference_mode():
-            logits = model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0]
+            ids = torch.tensor([[*prompt, *drawn.token_ids]])
+            logits = model(input_ids=ids).logits[0]
         wanted = logits[len(prompt) - 1 : -1].log_softmax(-1)
         for own, row in zip(drawn.logprobs, wanted, strict=True):
             told = torch.empty(VOCAB_SIZE)
@@ -80,7 +88,7 @@ def test_chunks_batches_and_prefix_hits(checkpoint: Path) -> None:
 @pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
 def test_preemption(checkpoint: Path, swap_space: float) -> None:
     flags: dict[str, Any] = {
-        "num_gpu_blocks_override": 11,
+        "num_gpu_blocks_override": 14 if checkpoint.name.startswith("Glm5Next") else 11,
         "swap_space": swap_space,
         "plugin_options": {"scheduler": {"growth_blocks": 0}},
     }

@@ -41,6 +41,8 @@ TYPES_OF_REMOTE_CODE = {
     "MiniCPMV4_7ForConditionalGeneration": "qwen3_5_text",
     "SarvamMoEForCausalLM": "sarvam_moe",
     "Gemma4ForConditionalGeneration": "gemma4_text",
+    "Glm5NextForConditionalGeneration": "glm5_next_text",
+    "HYV4VLForConditionalGeneration": "hy_v4_vl_text",
     "BgeM3EmbeddingModel": "xlm-roberta",
     "ColPaliForRetrieval": "colpali",
     "ColQwen2ForRetrieval": "colqwen2",

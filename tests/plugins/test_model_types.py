@@ -58,7 +58,7 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     assert theirs - ours == set()
     # Another name of gpt2's code; sources that name the rotation of layers that they do not have,
     # or have a property.
-    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h", "kimi_linear"}
+    aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h", "kimi_linear", "glm5_next_text"}
     aliases |= {"bigbird_pegasus", "blenderbot", "blenderbot-small", "mvp", "trocr"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder or facts.encoder_input}
     assert ours - theirs - encoders == aliases

@@ -14,7 +14,7 @@ from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
-from support import tiny_gemma4, tiny_minicpm_v
+from support import tiny_gemma4, tiny_minicpm_v, tiny_minimax_m3
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (
@@ -410,6 +410,7 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
     "LargeGemma4ForConditionalGeneration": (tiny_gemma4.TOKENS, tiny_gemma4.large),
     "InternVLForConditionalGeneration": (INTERNVL, _internvl),
     **LLAVA_FAMILIES,
+    "MiniMaxM3SparseForConditionalGeneration": (tiny_minimax_m3.TOKENS, tiny_minimax_m3.made),
     "Mistral3ForConditionalGeneration": (PIXTRAL, _mistral3),
     "Qwen2VLForConditionalGeneration": (QWEN, _qwen2_vl),
     "Qwen2_5_VLForConditionalGeneration": (QWEN, _qwen2_5_vl),

@@ -175,7 +175,7 @@ class LatentCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is contiguous; the cache need not be.
 
     Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as `pick` returns them
-    (for `forward_picked`)
+    (for `forward_picked`), sinks [H]
     """
 
     spec: LatentSpec
@@ -184,6 +184,7 @@ class LatentCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cache: torch.Tensor
     prepared: Any
     picks: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 class IndexCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -75,8 +75,8 @@ class Reads:
     may still be text if `takes_text`. `roles` are those besides system, user, assistant and tool;
     `fields` the further fields of messages; `variables` the variables (with "documents" it has a
     place for them). `writes` are added tokens of the vocabulary that it writes beside the special
-    ones: in the text of clients they are plain text. `looks_for` are texts that it searches in
-    messages, which clients may write.
+    ones: in the text of clients they are plain text. An answer that is sent back may have them,
+    except `structure`. `looks_for` are texts that it searches in messages, which clients may write.
     """
 
     content: str = "string"
@@ -85,6 +85,7 @@ class Reads:
     fields: Container[str] = frozenset()
     variables: Container[str] = frozenset()
     writes: Container[str] = frozenset()
+    structure: Container[str] = frozenset()
     looks_for: frozenset[str] = frozenset()
 
 

@@ -32,6 +32,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.quantization import Gate
 from dovetail.layers.attention import Attention
 from dovetail.layers.attention.alibi import own_slopes
 from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
@@ -247,7 +248,7 @@ class GatedMLP(nn.Module):
     """act(gate(x)) * up(x), then down."""
 
     def __init__(
-        self, context: BuildContext, name: str, *, inner: int, act: str, bias: bool = False
+        self, context: BuildContext, name: str, *, inner: int, act: str | Gate, bias: bool = False
     ) -> None:
         super().__init__()
         size = context.model.hidden_size

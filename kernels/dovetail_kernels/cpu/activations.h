@@ -5,7 +5,7 @@
 
 enum Activation : int32_t {
   kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kQuickGelu = 4, kRelu = 5, kRelu2 = 6,
-  kSwigluOai = 7,  // of gates only
+  kSwigluOai = 7, kSiluClamped = 8,  // of gates only
 };
 
 namespace dt {
@@ -57,11 +57,13 @@ DT_INLINE Vec activate(Vec x, int32_t activation) {
   }
 }
 
-// What a gate does to the other half: act(gate) * up. Source of kSwigluOai: OpenAI, gpt-oss model card, 2025.
+// What a gate does to the other half: act(gate) * up, both clamped by two of them. Source of kSwigluOai:
+// OpenAI, gpt-oss model card, 2025.
 DT_INLINE Vec gate(Vec gate, Vec up, int32_t activation, float limit) {
-  if (activation != kSwigluOai) return mul(activate(gate, activation), up);
+  if (activation < kSwigluOai) return mul(activate(gate, activation), up);
   const Vec low = min(set1(limit), gate);  // the second operand where one is NaN
   const Vec near = max(set1(-limit), min(set1(limit), up));
+  if (activation == kSiluClamped) return mul(near, activate(low, kSilu));
   return mul(add(near, set1(1.0f)), mul(low, sigmoid(mul(low, set1(1.702f)))));
 }
 

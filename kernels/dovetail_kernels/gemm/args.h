@@ -41,7 +41,7 @@ struct GemmArgs {
   int32_t scale_format;             // the Format of scales, zeros and offsets: a float one, kInt8, kLowCodes
   int32_t step_format;              // the Format of steps: a float one
   int32_t run_shift;                // 2 ^ run_shift groups share a step
-  float limit;                      // kSwigluOai: what both halves are clamped to
+  float limit;                      // of gates that clamp both halves
 
   const float* row(int64_t m) const { return x + (picks ? picks[m] : m) * x_stride; }
 };

@@ -239,7 +239,7 @@ class GpuPacked:
         limit: float = 0.0,
     ) -> torch.Tensor:
         """Return each pair's row times its expert's matrix, plus its bias, at the pair's place.
-        `limit` is that of "swiglu_oai".
+        `limit` is that of gates that clamp.
 
         Shapes: x [pairs / picked, K], biases [X, N], contiguous -> [pairs, N or F]
         """

@@ -59,7 +59,7 @@ SHARED_BYTES = 64 << 10
 """Scales of fewer bytes have memory of their own, not whole pages of a block."""
 LOW_CODES = 64
 """The format of scales whose bytes hold another code as well (args.h)."""
-CODES = {name: code for code, name in enumerate((*ACTIVATIONS, "swiglu_oai"))}
+CODES = {name: code for code, name in enumerate((*ACTIVATIONS, "swiglu_oai", "silu_clamped"))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

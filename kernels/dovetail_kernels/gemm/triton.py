@@ -52,12 +52,15 @@ def activate(v, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
-    """Return act(gate) * up of float32 values. LIMIT: the clamp of "swiglu_oai" (see moe), which
-    preserves NaN."""
-    if ACTIVATION == "swiglu_oai":
+    """Return act(gate) * up of float32 values. LIMIT: the clamp of "swiglu_oai" and "silu_clamped"
+    (see moe), which preserves NaN."""
+    if ACTIVATION == "swiglu_oai" or ACTIVATION == "silu_clamped":
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        result = gate * _sigmoid(1.702 * gate) * (up + 1.0)
+        if ACTIVATION == "swiglu_oai":
+            result = gate * _sigmoid(1.702 * gate) * (up + 1.0)
+        else:
+            result = gate * _sigmoid(gate) * up
     else:
         result = activate(gate, ACTIVATION) * up
     return result

@@ -5,10 +5,11 @@ of H heads each. With s_j = scale q.c_j for j <= p: out = sum_j softmax(s)_j c_j
 numbers may be narrower than q's; with a bfloat16 cache, `may_round` lets an implementation round q
 and the softmax's weights to it. Blocks may be strided in memory; each block is contiguous. With
 picks, j runs only over these positions (index_picks); a query at p has the first min(p + 1, K) of
-them.
+them. With sinks, a head's softmax has one more score, its sink, to which no latent belongs.
 
 Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B] int32, query_start [R + 1] int32,
-seq_lens [R] int32, picks [T, K] int32, ascending, padded with -1 -> [T, H, L] in q's dtype
+seq_lens [R] int32, picks [T, K] int32, ascending, padded with -1, sinks [H] float32 -> [T, H, L] in
+q's dtype
 Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1
 """
 

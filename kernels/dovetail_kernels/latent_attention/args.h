@@ -15,6 +15,7 @@ struct LatentArgs {
   const int32_t* seq_lens;     // [R]
   const int64_t* slots;        // [T]
   const int32_t* picks;        // [T, num_picked] positions, the only ones that are attended to; or null
+  const float* sinks;          // [H], the score of each head's sink; or null
   int64_t q_stride, latent_stride, block_stride;
   int64_t table_stride;
   int64_t rows;          // R

@@ -311,10 +311,20 @@ DT_INLINE void merge_row(const State& state, const State& part, int64_t row, int
   state.top[row] = peak;
 }
 
+// Returns what divides a row's sums if its softmax has a sink, too.
+DT_INLINE float share(float top, float total, float sink) {
+  const float peak = top > sink ? top : sink;
+  float both[kLanes] = {top - peak, sink - peak};
+  store(both, exp(load(both)));
+  return both[0] / (total * both[0] + both[1]);
+}
+
 void finish(const Plan& plan, const Unit& unit, const State& state) {
   const int64_t size = plan.args->latent_size, heads = plan.args->num_heads;
   for (int64_t r = 0; r < unit.queries * heads; ++r) {
-    const Vec by = set1(1.0f / state.total[r]);
+    const float* sinks = plan.args->sinks;
+    const Vec by = set1(sinks ? share(state.top[r], state.total[r], sinks[r % heads])
+                              : 1.0f / state.total[r]);
     const float* from = state.values + r * plan.sizes.value_width;
     float* out = plan.args->out + (unit.token * heads + r) * size;
     each_register(size, [&](int64_t i, int count) {

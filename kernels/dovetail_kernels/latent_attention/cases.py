@@ -37,6 +37,7 @@ class _Setup:
     kv_dtype: torch.dtype = torch.float32
     may_round: bool = False
     picked: int = 0
+    has_sinks: bool = False
 
 
 REAL = _Setup(rows=((1, 300),), heads=16, size=512, turned=64, kv_dtype=torch.bfloat16)
@@ -60,8 +61,17 @@ def cases() -> list[Case]:
         for dtype in (torch.bfloat16, torch.float16)
     ]
     return [
-        *plain, *sizes, *kinds[1:], *blocks, *real, *narrow, *_rounded_cases(), *_picked_cases()
+        *plain, *sizes, *kinds[1:], *blocks, *real, *narrow, *_rounded_cases(), *_picked_cases(),
+        *_sink_cases(),
     ]  # fmt: skip
+
+
+def _sink_cases() -> list[Case]:
+    """Return cases with sinks: of rows in splits, of picks, of a rounded cache."""
+    plain = _Setup(rows=ROWS["mixed"], heads=5, has_sinks=True)
+    rounded = replace(plain, kv_dtype=torch.bfloat16, may_round=True)
+    setups = [plain, replace(plain, rows=ROWS["long"]), replace(plain, picked=9), rounded]
+    return [_case("sinks", setup) for setup in setups]
 
 
 def _rounded_cases() -> list[Case]:
@@ -100,7 +110,9 @@ def small_cases() -> list[Case]:
         _case("picked", _Setup(rows=rows, picked=count, block_tokens=4))
         for rows, count in ((ROWS["mixed"], 6), (((1, 300), (1, 4)), 290))
     ]
-    return [_case("real", real), *first, _case("odd", odd), *kinds, *picked]
+    long = _Setup(rows=((1, 300), (2, 9)), heads=3, block_tokens=4, has_sinks=True)
+    sinks = [_case("sinks", setup) for setup in (long, replace(long, picked=6))]
+    return [_case("real", real), *first, _case("odd", odd), *kinds, *picked, *sinks]
 
 
 def perf_cases() -> list[Case]:
@@ -170,9 +182,14 @@ def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
             "latent_size": setup.size,
             **({"may_round": True} if setup.may_round else {}),
             **({"picks": _picks(setup).to(device)} if setup.picked else {}),
+            **({"sinks": 2 * _sinks(setup, device)} if setup.has_sinks else {}),
         }
 
     return build
+
+
+def _sinks(setup: _Setup, device: torch.device) -> torch.Tensor:
+    return normal((setup.heads,), torch.float32, device, seed=4)
 
 
 def _picks(setup: _Setup) -> torch.Tensor:

@@ -33,6 +33,7 @@ class LatentArgs(ctypes.Structure):
         ("seq_lens", _pointer),
         ("slots", _pointer),
         ("picks", _pointer),
+        ("sinks", _pointer),
         ("q_stride", _int64),
         ("latent_stride", _int64),
         ("block_stride", _int64),
@@ -75,6 +76,7 @@ class Step(PagedStep):
         *,
         may_round: bool = False,
         picks: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the latents, when given, and attend. Tokens and blocks may be strided.
 
@@ -82,8 +84,8 @@ class Step(PagedStep):
         is done if this CPU multiplies such pairs. With `picks` a query at position p attends to the
         min(p + 1, K) positions that are named for it, and to no others.
 
-        Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R], picks [T, K] int32
-        -> [T, H, L]. Mutates: cache
+        Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R], picks [T, K] int32,
+        sinks [H] -> [T, H, L]. Mutates: cache
         """
         out = torch.empty(*q.shape[:2], latent_size)
         args = self._args
@@ -100,6 +102,10 @@ class Step(PagedStep):
         if picks is not None:
             picks = picks.contiguous()
             args.picks, args.num_picked = picks.data_ptr(), picks.shape[1]
+        args.sinks = None
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+            args.sinks = sinks.data_ptr()
         if self._kernel(self._reference):
             raise MemoryError(f"no memory to attend {len(q)} tokens")
         return out
@@ -115,6 +121,7 @@ def _attend(
     latent_size: int,
     may_round: bool = False,
     picks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents (see the reference)."""
     step = Step(
@@ -124,7 +131,7 @@ def _attend(
         slots=None,
         block_tokens=cache.shape[1],
     )
-    return step(q, None, cache, scale, latent_size, may_round=may_round, picks=picks)
+    return step(q, None, cache, scale, latent_size, may_round=may_round, picks=picks, sinks=sinks)
 
 
 def _why_not(arguments: Arguments) -> str | None:

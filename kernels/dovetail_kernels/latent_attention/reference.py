@@ -15,13 +15,14 @@ def reference(
     latent_size: int,
     may_round: bool = False,
     picks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents; with `picks`, only at these positions of each query.
 
     `may_round` lets others round queries and softmax weights to bfloat16 if the cache is bfloat16.
 
     Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1], seq_lens
-    [R], picks [T, K] -> [T, H, L]
+    [R], picks [T, K], sinks [H] -> [T, H, L]
     """
     out = q.new_zeros(*q.shape[:2], latent_size)
     starts = query_start.tolist()
@@ -36,6 +37,10 @@ def reference(
         if picks is not None:
             is_picked = (picks[part].unsqueeze(-1) == positions).any(dim=1)
             scores = scores.masked_fill(~is_picked.unsqueeze(1), -torch.inf)
-        values = torch.einsum("ths,sd->thd", scores.softmax(dim=-1), latents[:, :latent_size])
+        if sinks is not None:
+            column = sinks.float().view(1, -1, 1).expand(len(scores), -1, 1)
+            scores = torch.cat([scores, column], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length]
+        values = torch.einsum("ths,sd->thd", weights, latents[:, :latent_size])
         out[part] = values.to(q.dtype)
     return out

@@ -44,11 +44,12 @@ def _split_tokens(count, LEAST: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.con
 
 @triton.jit
 def _walk(
-    q, q_stride, cache, block_stride, table, table_stride, query_start, seq_lens, out, picks, sums,
-    num_rows, num_heads, scale,
+    q, q_stride, cache, block_stride, table, table_stride, query_start, seq_lens, out, picks, sinks,
+    sums, num_rows, num_heads, scale,
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, TURNED: tl.constexpr,
     TURNED_WIDE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, IS_SPLIT: tl.constexpr, DTYPE: tl.constexpr, PICKED: tl.constexpr,
+    HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """With IS_SPLIT of rows of one token, by row and split, into sums [R, SPLITS, H, SIZE + 2];
     else of all others, by token."""
@@ -112,6 +113,9 @@ def _walk(
         tl.store(to + SIZE, maximum * scale, mask=head < num_heads)
         tl.store(to + SIZE + 1, total, mask=head < num_heads)
     else:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=head < num_heads, other=0.0) * LOG2_E
+            total += tl.exp2(sink - maximum * scale)
         result = acc / tl.where(total > 0, total, 1.0)[:, None]  # a row of length 0 gets zeros
         to = out + (token * num_heads + head[:, None]) * SIZE + at[None, :]
         tl.store(to, result.to(out.dtype.element_ty), mask=inside)
@@ -119,9 +123,9 @@ def _walk(
 
 @triton.jit
 def _join(
-    sums, query_start, seq_lens, out, num_heads,
+    sums, query_start, seq_lens, out, sinks, num_heads,
     SIZE: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    LEAST: tl.constexpr, PICKED: tl.constexpr,
+    LEAST: tl.constexpr, PICKED: tl.constexpr, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits of a head of a row of one token."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -143,6 +147,8 @@ def _join(
         acc = acc * fade + tl.load(own + at, mask=at < SIZE, other=0.0) * fresh
         total = total * fade + tl.load(own + SIZE + 1) * fresh
         maximum = peak
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks + head) * LOG2_E - maximum)
     to = out + (begin.to(tl.int64) * num_heads + head) * SIZE + at
     tl.store(to, (acc / tl.where(total > 0, total, 1.0)).to(out.dtype.element_ty), mask=at < SIZE)
 
@@ -158,6 +164,7 @@ def attend(
     *,
     may_round: bool = False,
     picks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     has_decodes: bool = True,
     has_prefills: bool = True,
 ) -> torch.Tensor:
@@ -173,6 +180,8 @@ def attend(
         "SPLITS": SPLITS,
         "LEAST": LEAST_SPLIT,
         "PICKED": 0 if picks is None else picks.shape[1],
+        "HAS_SINKS": sinks is not None,
+        "LOG2_E": LOG2_E,
     }
     turned = width - latent_size
     rounds = may_round and cache.dtype is torch.bfloat16
@@ -184,9 +193,10 @@ def attend(
         "HEADS": HEADS,
         "DTYPE": tl.float32 if interprets() else DTYPES[cache.dtype if rounds else q.dtype],
     }
+    own_sinks = out if sinks is None else sinks
     given = (
         q, q.stride(0), cache, cache.stride(0), block_table, block_table.stride(0), query_start,
-        seq_lens, out, out if picks is None else picks,
+        seq_lens, out, out if picks is None else picks, own_sinks,
     )  # fmt: skip
     blocks = triton.cdiv(heads, HEADS)
     if has_prefills:
@@ -199,7 +209,7 @@ def attend(
         _walk[(rows, blocks, SPLITS)](
             *given, sums, rows, heads, scale * LOG2_E, **walk, IS_SPLIT=True, num_warps=8
         )
-        _join[(rows, heads)](sums, query_start, seq_lens, out, heads, **sizes)
+        _join[(rows, heads)](sums, query_start, seq_lens, out, own_sinks, heads, **sizes)
     return out
 
 
@@ -213,7 +223,10 @@ def run(
     latent_size: int,
     may_round: bool = False,
     picks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents (see the op)."""
     rows = (block_table, query_start, seq_lens)
-    return attend(q, cache, *rows, scale, latent_size, may_round=may_round, picks=picks)
+    return attend(
+        q, cache, *rows, scale, latent_size, may_round=may_round, picks=picks, sinks=sinks
+    )

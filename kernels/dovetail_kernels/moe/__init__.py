@@ -3,7 +3,8 @@
 out[t] = sum over a of weights[t, a] * down[e] (act(gate) * up), [gate, up] = gate_up[e] x[t],
 e = experts[t, a]; -1 is an expert of another rank, which adds nothing. Experts that are not gated
 have act(gate_up[e] x[t]) instead. Each matrix may have a bias, which is added before what follows
-it. "swiglu_oai" is g sigmoid(1.702 g) (u + 1), g = min(gate, limit), u = up within +- limit.
+it. With g = min(gate, limit), u = up within +- limit, "swiglu_oai" is g sigmoid(1.702 g) (u + 1),
+and "silu_clamped" is g sigmoid(g) u.
 
 Shapes: x [T, E], gate_up X matrices [2F, E] (gate rows first; without a gate [F, E]), down X of
 [E, F], weights [T, A] float32, experts [T, A] int64, biases [X, 2F] and [X, E] -> [T, E] in x's

@@ -12,7 +12,7 @@ import torch
 from dovetail_kernels.gemm.cases import BYTES, ROUNDED_ERROR, make_weight
 from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
-from dovetail_kernels.moe.reference import SWIGLU_OAI
+from dovetail_kernels.moe.reference import SILU_CLAMPED, SWIGLU_OAI
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal
 
@@ -71,14 +71,14 @@ def _plain() -> list[Case]:
 
 
 def _biased() -> list[Case]:
-    """Return experts with biases, gated as gpt-oss does it and not."""
+    """Return experts with biases, gated as gpt-oss does it and not, and clamped ones without."""
     kinds = [(name, torch.float32) for name in ("float32", "table4")]
     kinds += [("bfloat16", torch.bfloat16)]
     return [
         _case(name, tokens, 40, 32, 4, 2, dtype, is_gated=is_gated, has_biases=True)
         for name, dtype in kinds
         for tokens, is_gated in ((1, True), (9, True), (9, False))
-    ]
+    ] + [_case(name, 9, 40, 32, 4, 2, dtype, clamps=True) for name, dtype in kinds]
 
 
 def _shapes() -> list[Case]:
@@ -101,6 +101,7 @@ def _case(
     absent: int = 0,
     is_gated: bool = True,
     has_biases: bool = False,
+    clamps: bool = False,
 ) -> Case:
     used = min(experts, tokens * picked)
     weight_bytes = int(used * 3 * size * inner * BYTES.get(format, 2.0))
@@ -110,10 +111,21 @@ def _case(
         name=f"{format}_T{tokens}_E{size}_F{inner}_X{experts}_A{picked}"
         + (f"_{absent}_absent" if absent else "")
         + ("" if is_gated else "_plain")
-        + ("_biases" if has_biases else ""),
+        + ("_biases" if has_biases else "")
+        + ("_clamped" if clamps else ""),
         dtype=dtype,
         build=_builder(
-            format, tokens, size, inner, experts, picked, absent, dtype, is_gated, has_biases
+            format,
+            tokens,
+            size,
+            inner,
+            experts,
+            picked,
+            absent,
+            dtype,
+            is_gated,
+            has_biases,
+            clamps,
         ),
         moved_bytes=weight_bytes + 2 * tokens * size * dtype.itemsize,
         flops=6 * tokens * picked * size * inner,
@@ -133,6 +145,7 @@ def _builder(
     dtype: torch.dtype,
     is_gated: bool,
     has_biases: bool,
+    clamps: bool,
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         random = torch.Generator().manual_seed(tokens)
@@ -145,8 +158,9 @@ def _builder(
             normal((experts, width), dtype, device, seed=width) * 0.3
             for width in ((1 + is_gated) * inner, size)
         )
-        more = {"biases": biases, "limit": LIMIT} if has_biases else {}
-        gated = SWIGLU_OAI if has_biases else "silu"
+        more: dict[str, Any] = {"biases": biases} if has_biases else {}
+        more |= {"limit": LIMIT} if has_biases or clamps else {}
+        gated = SWIGLU_OAI if has_biases else SILU_CLAMPED if clamps else "silu"
         return {
             **more,
             "x": normal((tokens, size), dtype, device, seed=1),

@@ -85,8 +85,8 @@ class Moe:
     """The experts of a layer. One serves one thread at a time.
 
     The halves of gate_up may be packed interleaved (`is_gated`) or one after the other. `limit`
-    belongs to "swiglu_oai". `weighs_inputs`: weights multiply what experts read. Experts without a
-    gate have one half, to which the activation is applied.
+    belongs to gates that clamp. `weighs_inputs`: weights multiply what experts read. Experts
+    without a gate have one half, to which the activation is applied.
     """
 
     def __init__(

@@ -9,14 +9,17 @@ import torch
 from dovetail_kernels.gemm.reference import reference as gemm
 from dovetail_kernels.gemm.weight import Weight
 
-SWIGLU_OAI = "swiglu_oai"
+SWIGLU_OAI, SILU_CLAMPED = "swiglu_oai", "silu_clamped"
+CLAMPED = {SWIGLU_OAI: (1.702, 1.0), SILU_CLAMPED: (1.0, 0.0)}
+"""Gates that clamp both halves: the factor in the sigmoid, and what is added to the second half."""
 
 
-def _swiglu_oai(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Return the gate of gpt-oss (see the op). Shapes: gate_up [T, 2F] float32 -> [T, F]"""
+def _clamped(gate_up: torch.Tensor, activation: str, limit: float) -> torch.Tensor:
+    """Return the gate of clamped halves (see the op). Shapes: gate_up [T, 2F] float32 -> [T, F]"""
+    factor, more = CLAMPED[activation]
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
-    return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-limit, limit) + 1)
+    return gate * torch.sigmoid(factor * gate) * (up.clamp(-limit, limit) + more)
 
 
 def reference(
@@ -40,8 +43,8 @@ def reference(
         if not len(token):
             continue
         one, two = (None, None) if biases is None else (own[expert] for own in biases)
-        if activation == SWIGLU_OAI:
-            inner = _swiglu_oai(gemm(x[token].float(), first, one), limit).to(x.dtype)
+        if activation in CLAMPED:
+            inner = _clamped(gemm(x[token].float(), first, one), activation, limit).to(x.dtype)
         else:
             inner = gemm(x[token], first, one, activation=activation, is_gated=is_gated)
         own = gemm(inner, second, two).float() * weights[token, place].unsqueeze(1)

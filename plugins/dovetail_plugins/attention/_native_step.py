@@ -113,6 +113,7 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
         spec.latent_size,
         may_round=prepared.may_round,
         picks=call.picks,
+        sinks=call.sinks,
     )
     return out
 

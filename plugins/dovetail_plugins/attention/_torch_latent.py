@@ -7,6 +7,7 @@ All heads of a token are treated as queries of one head, so nothing is repeated.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from dovetail.interfaces.attention import AttentionSpec, IndexCall, LatentCall, LatentSpec
 from dovetail.layers.attention.latent_rows import write_latents
@@ -28,7 +29,7 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
         tokens = slice(None) if chunk.tokens is None else chunk.tokens
         seen = _read(cache, chunk.slots, q.dtype).unflatten(0, (-1, chunk.num_keys))
         mask = None if chunk.mask is None else chunk.mask.squeeze(1)
-        out[tokens] = _attend(spec, q[tokens], seen, mask)
+        out[tokens] = _attend(spec, q[tokens], seen, mask, call.sinks)
     for row in prepared.prefills:
         seen = _read(cache, prepared.row_slots(row.row, 0, row.end), q.dtype)
         step = max(1, MAX_SCORES // (spec.num_heads * row.end))
@@ -40,7 +41,7 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
             mask = torch.arange(end, device=q.device) <= own
             mask = mask.repeat_interleave(spec.num_heads, dim=0)
             queries = q[part].flatten(0, 1).unsqueeze(0)
-            found = _attend(spec, queries, seen[None, :end], mask)
+            found = _attend(spec, queries, seen[None, :end], mask, call.sinks)
             out[part] = found.unflatten(1, (-1, spec.num_heads)).squeeze(0)
     return out
 
@@ -67,7 +68,7 @@ def forward_picked(call: LatentCall) -> torch.Tensor:
         at = picks[part].clamp(min=0).long()
         blocks = layout.block_table[rows[part].unsqueeze(1), at // size].long()
         seen = cache[blocks, at % size].to(q.dtype)
-        out[part] = _attend(spec, q[part], seen, (picks[part] >= 0).unsqueeze(1))
+        out[part] = _attend(spec, q[part], seen, (picks[part] >= 0).unsqueeze(1), call.sinks)
     return out
 
 
@@ -78,11 +79,20 @@ def _read(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def _attend(
-    spec: LatentSpec, q: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None
+    spec: LatentSpec,
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attended latents. Shapes: q [B, M, L + R], latents [B, S, L + R], mask that
-    spreads to [B, M, S], True if a query sees it -> [B, M, L]"""
+    """Return the attended latents. Shapes: q [B, M, L + R], M tokens times heads, latents
+    [B, S, L + R], mask that spreads to [B, M, S], True if a query sees it, sinks [H] -> [B, M, L]
+    """
     scores = torch.bmm(q * spec.scale, latents.transpose(1, 2)).float()
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks.float().repeat(scores.shape[1] // len(sinks)).view(1, -1, 1)
+        scores = torch.cat([scores, column.expand(len(scores), -1, 1)], dim=-1)
+        latents = F.pad(latents, (0, 0, 0, 1))  # of a sink: zero
     return torch.bmm(scores.softmax(dim=-1).to(q.dtype), latents[..., : spec.latent_size])

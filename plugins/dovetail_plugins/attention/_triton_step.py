@@ -95,6 +95,7 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
         spec.scale,
         spec.latent_size,
         picks=call.picks,
+        sinks=call.sinks,
         has_decodes=extent.has_decodes,
         has_prefills=extent.max_query_tokens > 1,
     )

@@ -214,11 +214,16 @@ _OVER_TRANSFORMERS = (
 REFUSED = {
     **dict.fromkeys(("gemma4", "gemma4_text"), "it has its own checkpoint: name that as model"),
     "deepseek_v4": "it reads several streams of states, and a model gives one",
+    **dict.fromkeys(
+        ("hy_v4", "hy_v4_vl_text", "minimax_m3_vl", "minimax_m3_vl_text"),
+        "transformers leaves the layer's weights out, so that its layout is not known here",
+    ),
+    "glm5_next_text": "transformers leaves the layer out, so how it joins the streams is unknown",
     "mimo_v2_flash": f"{_OVER_TRANSFORMERS}; its window and sinks are other ones than the model's",
     **dict.fromkeys(
         (
             *("glm4v_moe", "glm_ocr", "exaone_moe", "exaone4_5"),
-            *("step3p5", "step3p7", "solar_open", "mellum", "minimax_m3_vl"),
+            *("step3p5", "step3p7", "solar_open", "mellum"),
         ),
         _OVER_TRANSFORMERS,
     ),

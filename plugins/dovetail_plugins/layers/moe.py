@@ -56,7 +56,7 @@ class MoE(nn.Module):
         self._routing = native_routing(context, rule)
         self.group = tensor_group(context.rank)
         self.routes_in_float32 = routes_in_float32
-        router = _in_float32(context) if routes_in_float32 else context
+        router = in_float32(context) if routes_in_float32 else context
         self.gate = self.build_gate(router, f"{name}.{gate}", num_experts, bias=bias)
         self.e_score_correction_bias = (
             self.build_correction_bias(context, num_experts) if has_correction_bias else None
@@ -133,6 +133,6 @@ class MoE(nn.Module):
         return plus_rest(out.unflatten(0, experts.shape).sum(dim=1), *more)
 
 
-def _in_float32(context: BuildContext) -> BuildContext:
+def in_float32(context: BuildContext) -> BuildContext:
     """Return the context of layers that compute in float32 in a model of any type."""
     return replace(context, model=structs.replace(context.model, dtype="float32"))

@@ -29,7 +29,7 @@ from dovetail_plugins.models._hf_swap import is_experts
 
 PROBE, RUN = "dovetail_probe", "dovetail"
 CHILD = "dovetail_attention"
-UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices")
+UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices", "block_indices")
 """Arguments of attention functions that change the result and that no backend takes."""
 
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.quantization import Gate
+from dovetail.layers.activation import gate
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
@@ -70,24 +73,43 @@ def sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
     )
 
 
+def clamped(act: str, limit: float) -> Gate:
+    """Return the gate act(g) u of clamped halves: g to at most `limit`, u to [-limit, limit]. A
+    limit of 0 or less clamps nothing."""
+    if limit <= 0:
+        return gate(act)
+    inner = gate(act).function
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return inner(x.clamp(max=limit))
+
+    def halves(gate_up: torch.Tensor) -> torch.Tensor:
+        first, second = gate_up.chunk(2, dim=-1)
+        return function(first) * second.clamp(-limit, limit)
+
+    known = "silu_clamped" if inner is F.silu else ""
+    return Gate(name="", function=function, halves=halves, of_experts=known, limit=limit)
+
+
 class SharedMoE(MoE):
     """Picked experts plus shared ones, which compute every token as one MLP of their joint size.
 
     `shared` is that MLP's name in the checkpoint; it is `shared_experts` here. With `shared_inner`
-    0 there is none."""
+    0 there is none. The picked experts' gate is `picked_act`, if it is not `act`."""
 
     def __init__(
         self,
         context: BuildContext,
         name: str,
         *,
-        act: str,
+        act: str | Gate,
         shared_inner: int,
         shared: str = "shared_experts",
         shared_bias: bool = False,
+        picked_act: str | Gate | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(context, name, act=act, **settings)
+        super().__init__(context, name, act=picked_act or act, **settings)
         self.shared_experts: GatedMLP | None = None
         if shared_inner:
             self.shared_experts = GatedMLP(

@@ -124,7 +124,11 @@ class DeepseekLayer(DecoderLayer):
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
         """Return the layer's attention."""
-        return self.attention_class(context, name, latent_config(context))
+        return self.attention_class(context, name, self.latent_sizes(context))
+
+    def latent_sizes(self, context: BuildContext) -> LatentConfig:
+        """Return the sizes of the layer's attention."""
+        return latent_config(context)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -219,23 +223,17 @@ class IndexedLayer(DeepseekLayer):
         """Return the layer's attention."""
         if not uses_indexer(context):
             return super().build_attention(context, name, config, layer)
-        settings, sizes = context.model.hf_config, latent_config(context)
+        settings, sizes = context.model.hf_config, self.latent_sizes(context)
         if sizes.query_rank is None:
             raise ConfigError(
                 "the indexer's queries are made of latents, and the model has none of queries.",
                 where="config.json: q_lora_rank",
                 fix="set it to the published number.",
             )
-        index = IndexerConfig(
-            num_heads=int(settings["index_n_heads"]),
-            head_size=int(settings["index_head_dim"]),
-            num_picked=int(settings["index_topk"]),
-            query_rank=sizes.query_rank,
-            is_interleaved=self.is_interleaved,
-        )
+        index = self.indexer_config(settings, sizes.query_rank)
         indexer = None
-        if has_indexer(settings, layer):
-            indexer = Indexer(context, _unless_stored(context), f"{name}.indexer", index)
+        if self.has_indexer(settings, layer):
+            indexer = Indexer(context, self.unquantized(context), f"{name}.indexer", index)
         elif layer == context.rank.layers(context.model.num_layers).start:
             raise ConfigError(
                 f"layer {layer} attends to what an earlier layer's indexer picks, and is the first "
@@ -245,13 +243,26 @@ class IndexedLayer(DeepseekLayer):
             )
         return self.indexed_class(context, name, sizes, index.spec, indexer)
 
+    def indexer_config(self, settings: Mapping[str, Any], query_rank: int) -> IndexerConfig:
+        """Return the sizes of an indexer."""
+        return IndexerConfig(
+            num_heads=int(settings["index_n_heads"]),
+            head_size=int(settings["index_head_dim"]),
+            num_picked=int(settings["index_topk"]),
+            query_rank=query_rank,
+            is_interleaved=self.is_interleaved,
+        )
 
-def _unless_stored(context: BuildContext) -> BuildContext:
-    """Return the context of the matrix of an indexer's weights, which no checkpoint but a GGUF file
-    stores quantized."""
-    if isinstance(context.quant, Gguf):
-        return context
-    return replace(context, quant=Unquantized(ActivationOptions(), context.model))
+    def has_indexer(self, settings: Mapping[str, Any], layer: int) -> bool:
+        """Return whether a layer has its own indexer."""
+        return has_indexer(settings, layer)
+
+    def unquantized(self, context: BuildContext) -> BuildContext:
+        """Return the context of the matrix of an indexer's weights, which no checkpoint but a GGUF
+        file stores quantized."""
+        if isinstance(context.quant, Gguf):
+            return context
+        return replace(context, quant=Unquantized(ActivationOptions(), context.model))
 
 
 def uses_indexer(context: BuildContext) -> bool:

@@ -29,7 +29,7 @@ CODE = "encoding/encoding_dsv32.py"
 CALLS, CALLS_END = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
 RESULTS, RESULTS_END = "<function_results>", "</function_results>"
 
-READS = Reads(variables=frozenset(SWITCHES), writes=_dsml.WORDS)
+READS = Reads(variables=frozenset(SWITCHES), writes=_dsml.WORDS, structure=_dsml.WORDS)
 
 TOOLS = f"""## Tools
 

@@ -52,6 +52,7 @@ READS = Reads(
     fields=frozenset({"task", "response_format"}),
     variables=frozenset({*SWITCHES, EFFORT}),
     writes=WORDS,
+    structure=WORDS,
 )
 
 TOOLS = """## Tools

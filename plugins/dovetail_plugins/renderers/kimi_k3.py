@@ -29,10 +29,12 @@ from dovetail_plugins.tool_parsers._kimi_k3 import CLOSE, MESSAGE_END, OPEN, SEP
 
 OWN_EFFORT = "thinking_effort"
 CHOICE, FORMAT, SCHEMA = "tool_choice", "response_format", "response_schema"
+WORDS = frozenset({OPEN, SEP, CLOSE, MESSAGE_END})
 READS = Reads(
     fields=frozenset({"tool", "tools"}),
     variables=frozenset({*SWITCHES, EFFORT, OWN_EFFORT, CHOICE, FORMAT, SCHEMA}),
-    writes=frozenset({OPEN, SEP, CLOSE, MESSAGE_END}),
+    writes=WORDS,
+    structure=WORDS,
 )
 
 EFFORTS = {name: name for name in ("low", "high", "max")}

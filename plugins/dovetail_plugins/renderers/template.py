@@ -6,7 +6,7 @@ A template is in Jinja, or in Go's language as Ollama's are; its text shows whic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,13 +15,15 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail_plugins.renderers._earlier_turns import EarlierTurns, FollowingRenderer
-from dovetail_plugins.renderers._jinja import ChatTemplate
+from dovetail_plugins.renderers._jinja import ChatTemplate, Mentions
 from dovetail_plugins.renderers._opening import Opening
 from dovetail_plugins.renderers.go_template.template import GoTemplate, beginning, is_go
 
 CODE = ("encoding/*.py", "encoding_*.py")
 """Files of checkpoints that bring code for their conversations (DeepSeek-V3.2 and V4)."""
 AnyTemplate = ChatTemplate | GoTemplate
+SAMPLE = "~0~"
+"""The text of every message of a conversation that shows how a template writes turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +140,30 @@ class _OfRequest(Template):
 def _compiled(source: str, tokenizer: TokenizerFacts, where: str | None) -> AnyTemplate:
     """Return a template in the language that it is written in. Raises: ConfigError"""
     special = tokenizer.special_tokens
+    template: AnyTemplate
     if is_go(source):
-        return GoTemplate(source, begins=beginning(special, tokenizer.chat_template), where=where)
-    return ChatTemplate(source, special, where=where)
+        begins = beginning(special, tokenizer.chat_template)
+        template = GoTemplate(source, begins=begins, where=where)
+    else:
+        template = ChatTemplate(source, special, where=where)
+    template.reads = replace(template.reads, structure=Mentions(_turns(template)))
+    return template
+
+
+def _turns(template: AnyTemplate) -> str:
+    """Return what a template writes around two turns; nothing if it refuses such a conversation."""
+    reads = template.reads
+    is_text = reads.content == "string" or reads.takes_text
+    content = SAMPLE if is_text else [{"type": "text", "text": SAMPLE}]
+    messages = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
+    variables: dict[str, Any] = {"messages": messages, "tools": None, "documents": None}
+    try:
+        text = template.render(
+            {**variables, "add_generation_prompt": True, "continue_final_message": False}
+        )
+    except RequestError:
+        return ""
+    return text.rpartition(SAMPLE)[0]
 
 
 def _no_template(path: str) -> RequestError:

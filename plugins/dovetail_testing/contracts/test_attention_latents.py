@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
@@ -42,7 +43,9 @@ class Latents:
         self.plain = torch.full((num_blocks, 16, SPEC.size), math.nan)
         self.random = torch.Generator().manual_seed(0)
 
-    def step(self, counts: UsageCounter) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self, counts: UsageCounter, *, has_sinks: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) of a step of random tokens, [T, H, L]. Mutates: self"""
         total = sum(count for _, count in counts)
         q = torch.randn(total, SPEC.num_heads, SPEC.size, generator=self.random)
@@ -51,6 +54,10 @@ class Latents:
         for row, count in counts:
             self.scene.lengths[row] += count
         given, expected_call = self.calls(q, latent, layout)
+        if has_sinks:
+            sinks = torch.randn(SPEC.num_heads, generator=self.random)
+            given = structs.replace(given, sinks=sinks.to(self.device))
+            expected_call = structs.replace(expected_call, sinks=sinks)
         found = self.backend.forward_latent(given)
         return found.cpu(), ReferenceAttention().forward_latent(expected_call)
 
@@ -89,10 +96,10 @@ class TestLatents:
 
     @requires("latent")
     def test_latents_equal_the_definition(self, plugin: Any) -> None:
-        """Decodes and prefills of rows that begin and continue, in strided blocks."""
+        """Decodes and prefills of rows that begin and continue, in strided blocks; with sinks."""
         rows = Latents(plugin)
-        for counts in STEPS:
-            found, wanted = rows.step(counts)
+        for counts, has_sinks in zip([*STEPS, [(1, 2), (2, 1)]], [False] * 3 + [True], strict=True):
+            found, wanted = rows.step(counts, has_sinks=has_sinks)
             assert found.shape == wanted.shape
             torch.testing.assert_close(found, wanted, rtol=0, atol=MAX_DIFFERENCE)
 

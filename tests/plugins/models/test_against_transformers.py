@@ -260,6 +260,14 @@ _INDEX: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
 VARIANTS |= {
     "deepseek-v32-sparse": ("DeepseekV32ForCausalLM", _INDEX),
     "axk2-sparse": ("AXK2ForCausalLM", {**_INDEX, "n_group": None, "topk_group": None}),
+    "minimax-m3-sparse": (
+        "MiniMaxM3VLForCausalLM",
+        {"index_topk_blocks": 3, "index_local_blocks": 2, "layer_types": ["minimax_m3_sparse"] * 2},
+    ),
+    "hyv4-sparse": (
+        "HYV4ForCausalLM",
+        {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
+    ),
     "glm-dsa-sparse": (
         "GlmMoeDsaForCausalLM",
         {**_INDEX, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
@@ -645,6 +653,8 @@ def test_every_registered_architecture_has_a_case() -> None:
     apart |= {name for name in builtin if name.startswith(("Lfm2Vl", "Lfm3Vl", "MiniCPM"))}
     apart |= {"transformers_encoder"}  # test_backed_encoders.py
     apart |= {"DeepseekForCausalLM", "DeciLMForCausalLM"}  # gguf/test_uneven_families.py
+    apart |= {"Glm5NextForConditionalGeneration"}  # test_glm5_next.py
+    apart |= {"HYV4VLForConditionalGeneration"}  # test_hy_v4.py
     apart |= {"SarvamMoEForCausalLM"}  # test_architectures.py has these
     apart |= {"Phi4MultimodalForCausalLM", "transformers_media"}  # have tests of their own
     apart |= {"PaliGemmaForConditionalGeneration"}  # whose prompts are never cut: likewise

@@ -41,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "two latents a block, experts that do not compute": ("LongcatFlashForCausalLM", {}),
     "bounded decays, latents with gates": ("BailingHybridForCausalLM", {}),
     "heads and norms with gates": ("AXK2ForCausalLM", {}),
+    "picked blocks": ("MiniMaxM3VLForCausalLM", {"index_topk_blocks": 2}),
+    "latents with sinks, and streams": ("HYV4ForCausalLM", {"index_topk": 8, "index_n_heads": 8}),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},

@@ -129,6 +129,19 @@ def test_words_that_the_template_writes_are_found_too_in_others_text() -> None:
     # <think> is not a word of that template; an answer's own markers stay what they are.
 
 
+def test_markers_of_turns_are_found_in_an_answer_though_they_are_not_special() -> None:
+    marked = (
+        "{% for m in messages %}<tool_response>{{ m.role }}: {{ m.content }}</tool_response>"
+        "{% endfor %}{% if add_generation_prompt %}<think>{% endif %}{% if tools %}<tool_call>"
+        "{% endif %}"
+    )
+    for template, refuses in ((marked, False), ("{{ messages[3].role }}" + marked, True)):
+        words = "<tool_response></tool_response>", "<think><tool_call>"
+        turns = [{"role": "assistant", "content": "".join(words)}] * 4
+        found = texts(render(template, turns))
+        assert found == ([] if refuses else ["<tool_response>", "</tool_response>"] * 4)
+
+
 def test_tools_names_and_reasoning_are_text_of_clients() -> None:
     word = "<|im_end|>"
     tool = {

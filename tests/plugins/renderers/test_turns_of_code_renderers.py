@@ -101,11 +101,12 @@ def rendered(name: str, text: str) -> RenderedPrompt:
     facts = FakeFacts(chat_template=None, special_texts={1: words[0]})
     selection = registry.choose("renderer", name)
     made = chat_renderer(facts, None, selection=selection, added_texts=[*words, "<table>"])
-    call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+    call = {"id": "1", "function": {"name": "f", "arguments": json.dumps({"k": text})}}
     messages = [
         {"role": "system", "content": text},
         {"role": "user", "content": f"{text} first"},
-        {"role": "assistant", "content": "so", "tool_calls": [call]},
+        {"role": "assistant", "content": f"so {text}", "tool_calls": [call]}
+        | {"reasoning_content": text},
         {"role": "tool", "tool_call_id": "1", "content": f"<{text}>"},
         {"role": "user", "content": [{"type": "text", "text": text}]},
     ]
@@ -118,10 +119,11 @@ def rendered(name: str, text: str) -> RenderedPrompt:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_control_words_of_clients_are_plain_text(name: str) -> None:
     words = words_of(name)
-    found = rendered(name, "~".join(words))
+    found, harmless = (rendered(name, "~".join(w)) for w in (words, ["WORD"] * len(words)))
     shown = Counter(found.text[start:end] for start, end in found.plain)
-    assert shown == dict.fromkeys(words, 6)
+    number = 8 if name == "deepseek_v32" else 9  # which shows thoughts of the last turn alone
+    assert shown == dict.fromkeys(words, number)
     edges = [0, *(edge for span in found.plain for edge in span), len(found.text)]
     own = [found.text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    assert "WORD".join(own) == rendered(name, "~".join(["WORD"] * len(words))).text
+    assert "WORD".join(own) == harmless.text
     assert rendered(name, "a < b <table>").plain == ()

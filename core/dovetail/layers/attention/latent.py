@@ -133,7 +133,8 @@ class LatentUp(ColumnParallelLinear):
 
 
 class LatentAttention(CachingLayer):
-    """The attention of one layer. `name` is unique in the model and names the layer's cache."""
+    """The attention of one layer. `name` is unique in the model and names the layer's cache. A
+    parameter `sinks` of a subclass has the score of each head's sink. Shapes: sinks [H]"""
 
     def __init__(self, context: BuildContext, name: str, config: LatentConfig) -> None:
         super().__init__(name)
@@ -315,6 +316,7 @@ class LatentAttention(CachingLayer):
             cache=self._cache(),
             prepared=prepared,
             picks=picks,
+            sinks=self._parameters.get("sinks"),
         )
         attend = backend.forward_latent if picks is None else backend.forward_picked
         return values(attend(call))
@@ -338,6 +340,7 @@ class LatentAttention(CachingLayer):
                 self._keys_and_values,
                 self.config.value_size,
                 None if picks is None else picks[row.tokens],
+                self._parameters.get("sinks"),
             )
 
     def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -149,17 +149,20 @@ def attend_expanded(
     expand: Expand,
     size: int,
     picks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return causal attention of queries from position `start` on, with keys and values made from
     latents chunk by chunk. With `picks`, each query attends only to its picked positions.
 
-    Shapes: q [T, H, D], latents [start + T, L + R], picks [T, K], -1 for none -> [T, H, size]
-    """
+    Shapes: q [T, H, D], latents [start + T, L + R], picks [T, K], -1 for none, sinks [H] ->
+    [T, H, size]"""
     unpicked = None if picks is None else _unpicked(picks, len(latents))
     queries = q.transpose(0, 1) * scale
     heads, count = queries.shape[:2]
     total = q.new_zeros(heads, count, 1, dtype=torch.float32)
     top = torch.full_like(total, -torch.inf)
+    if sinks is not None:
+        total, top = total + 1, top.zero_() + sinks.view(-1, 1, 1)
     out = q.new_zeros(heads, count, size, dtype=torch.float32)
     step = max(1, MAX_SCORES // (heads * KEYS))
     for first in range(0, len(latents), KEYS):

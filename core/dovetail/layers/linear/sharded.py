@@ -14,7 +14,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.quantization import LinearSpec
+from dovetail.interfaces.quantization import Gate, LinearSpec
 from dovetail.layers.activation import gate, named_activation
 from dovetail.layers.adapters.linear import LinearSlots, in_use
 from dovetail.layers.dtypes import dtype_of
@@ -244,13 +244,13 @@ class GatedLinear(Linear):
         in_size: int,
         inner: int,
         *,
-        act: str,
+        act: str | Gate,
         bias: bool = False,
     ) -> None:
         group = tensor_group(context.rank)
         parts = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
         # A product without support for the activation returns both halves for it.
-        known = gate(act, context)
+        known = act if isinstance(act, Gate) else gate(act, context)
         super().__init__(context, name, in_size, parts, bias=bias, is_gated=bool(known.name))
         self.gate = known
 

@@ -333,9 +333,8 @@ class Experts(WeightHolder):
 
     def _beside(self) -> dict[str, Any]:
         """Return the fused kernel's extra arguments: biases, and the gate's limit."""
-        if not self.has_bias:
-            return {}
-        biases = tuple(self.get_parameter(f"{leaf}_bias") for leaf in self.specs)
+        own = tuple(self.get_parameter(f"{leaf}_bias") for leaf in self.specs if self.has_bias)
+        biases = own or None
         return {"biases": biases, "limit": self.gate.limit}
 
     def _multiply(self, leaf: str, x: torch.Tensor, counts: list[int]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
 from dovetail.interfaces.attention import IndexCall, IndexSpec
 from dovetail.interfaces.data.spec import RunSpec
@@ -22,7 +23,6 @@ from dovetail.layers.attention.latent_rows import LatentRows, long_rows, write_l
 from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.context import INDEX_KEYS, LATENTS, ForwardContext, forward_context
 from dovetail_kernels.cpu.program import refuse_recording
-from dovetail_plugins.layers.attention.indexer import Indexer
 
 PICKS = "picks"
 
@@ -37,22 +37,28 @@ class IndexedAttention(LatentAttention):
         name: str,
         config: LatentConfig,
         index: IndexSpec,
-        indexer: Indexer | None,
+        indexer: nn.Module | None,
     ) -> None:
         super().__init__(context, name, config)
         self.index = index
         self.indexer = indexer
 
+    @property
+    def index_size(self) -> int:
+        """Return the numbers that a token's index key has, 0 without an indexer."""
+        return 0 if self.indexer is None else self.index.head_size
+
     def kept(self, run: RunSpec) -> LatentLayer:
         """Return the cached latents, and the index keys if the layer has an indexer."""
-        size = 0 if self.indexer is None else self.index.head_size
-        return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=size)
+        return LatentLayer(
+            name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=self.index_size
+        )
 
     def picking(
         self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
     ) -> tuple[torch.Tensor, ...]:
-        """Return the indexer's output for the tokens (see Indexer); nothing, if another layer's is
-        used."""
+        """Return the indexer's output for the tokens (see `indexer.Indexer`); nothing, if another
+        layer's is used."""
         if self.indexer is None:
             return ()
         output: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)

@@ -6,8 +6,8 @@ key:
     q = wq_b c_q,  k = norm(wk x),  w = weights_proj x / sqrt(H D)
     score of token s for query t: sum over h of w_th relu(q_th . k_s)
 
-The first R numbers of q and k are turned by their positions. Every rank has all heads, so that all
-pick the same.
+The first or last R numbers of q and k are turned by their positions. Every rank has all heads, so
+that all pick the same.
 Source: DeepSeek-AI, DeepSeek-V3.2, 2025, arXiv 2512.02556, section 2.1.
 """
 
@@ -21,6 +21,7 @@ from torch import nn
 from dovetail.interfaces.attention import IndexSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention.rotary import Rope, apply_rotary
+from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import LayerNorm
@@ -32,13 +33,16 @@ from dovetail_kernels.qk_rotary.native import QkRotary
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerConfig:
     """The sizes of an indexer: H and D, how many tokens a query picks, c_q's numbers.
-    `is_interleaved`: turned pairs are neighbours."""
+    `is_interleaved`: turned pairs are neighbours. `turned_last`: how many numbers at a head's end
+    are turned, 0 if the first ones are. `norm_eps` is that of the keys' norm."""
 
     num_heads: int
     head_size: int
     num_picked: int
     query_rank: int
     is_interleaved: bool = False
+    turned_last: int = 0
+    norm_eps: float = 1e-6
 
     @property
     def spec(self) -> IndexSpec:
@@ -50,7 +54,7 @@ class IndexerConfig:
 
 class Indexer(nn.Module):
     """The parameters of one layer's indexer. `plain` is a context without quantized weights: the
-    head-weight matrix is never quantized."""
+    head-weight matrix is never quantized, and it computes in this context's type."""
 
     def __init__(
         self, context: BuildContext, plain: BuildContext, name: str, config: IndexerConfig
@@ -62,11 +66,13 @@ class Indexer(nn.Module):
             context, f"{name}.wq_b", config.query_rank, config.num_heads * size
         )
         self.wk = ReplicatedLinear(context, f"{name}.wk", hidden, size)
-        self.k_norm = LayerNorm(context, size, eps=1e-6)
+        self.k_norm = LayerNorm(context, size, eps=config.norm_eps)
         self.weights_proj = ReplicatedLinear(
             plain, f"{name}.weights_proj", hidden, config.num_heads
         )
+        self._weighs_in = dtype_of(plain.model.dtype)
         self._scale = (config.num_heads * size) ** -0.5
+        self._first = config.head_size - config.turned_last if config.turned_last else 0
         self._turn: QkRotary | None = None
         if runs_natively(qk_rotary.OP, context):
             self._turn = QkRotary(config.num_heads, 0, size, is_interleaved=config.is_interleaved)
@@ -80,12 +86,19 @@ class Indexer(nn.Module):
         Shapes: x [T, E], query_latent [T, Q] -> [T, H D], [T, H] float32, [T, D]
         """
         q, keys = self.wq_b(query_latent), self.k_norm(self.wk(x))
-        weights = self.weights_proj(x).float() * self._scale
+        weights = self.weights_proj(x.to(self._weighs_in)).float() * self._scale
         if self._turn is not None and not is_traced():
             table = (rope.cos, rope.sin, rope.positions)
-            self._turn(q, *table)
-            self._turn_key(keys, *table)
+            self._turn(q[:, self._first :], *table)
+            self._turn_key(keys[:, self._first :], *table)
             return q, weights, keys
-        size, pairs = self.config.head_size, self.config.is_interleaved
-        q = apply_rotary(q, rope, size, is_interleaved=pairs)
-        return q, weights, apply_rotary(keys, rope, size, is_interleaved=pairs)
+        return self._turned(q, rope), weights, self._turned(keys, rope)
+
+    def _turned(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Return heads with their part turned. Shapes: x [T, H D] -> [T, H D]"""
+        pairs, size = self.config.is_interleaved, self.config.head_size
+        if not self._first:
+            return apply_rotary(x, rope, size, is_interleaved=pairs)
+        rest, last = x.unflatten(-1, (-1, size)).tensor_split((self._first,), dim=-1)
+        turned = apply_rotary(last.flatten(-2), rope, size - self._first, is_interleaved=pairs)
+        return torch.cat([rest, turned.view_as(last)], dim=-1).flatten(-2)

@@ -40,6 +40,7 @@ class ControlWords:
     ) -> None:
         self._special = {word for word in special if word.strip()}
         written = {word for word in added if _is_marker(word) and word in reads.writes}
+        self._special |= {word for word in written if word in reads.structure}
         words = self._special | written
         self._any = _pattern(words)
         self._unsafe = _pattern(self._special)

@@ -1,0 +1,281 @@
+"""Sparse latent attention to pools: a query attends to the pools of B tokens that an indexer picks,
+and to the tokens after the last whole pool.
+
+With x a token's input and c_q the latent of its query:
+
+    q = wq_b c_q,  k = norm(wk x),  g = pool_gate x,  w = weights_proj x / sqrt(H D)
+    key of a pool: sum over its tokens s of softmax_s(g_s + pool_bias_s) k_s      # by channel
+    score of a pool for query t: sum over h of w_th relu(q_th . key)
+
+Nothing is turned by positions. A token's k and g are cached, and a step makes the pools' keys of
+them. As long as all pools of a step's rows are picked, attention is dense. Beyond, attention takes
+the tokens of the picked pools; queries with as many tokens after their last pool are one call.
+Source: Z.ai, GLM-5.3-Flash, 2026, as transformers has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.attention import BatchLayout, IndexCall, IndexSpec
+from dovetail.interfaces.model import BuildContext
+from dovetail.layers.attention.latent import LatentConfig
+from dovetail.layers.attention.latent_rows import read_latents, write_latents
+from dovetail.layers.attention.rotary import Rope
+from dovetail.layers.context import ForwardContext, forward_context
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.norm import LayerNorm
+from dovetail_kernels.cpu.program import refuse_recording
+from dovetail_plugins.layers.attention.indexed import PICKS, IndexedAttention
+
+KEYS_EPS = 1e-6
+"""Of the norm of keys; no config.json says it."""
+SCORED = 16
+"""Pools' keys in a block of those that a step makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolsConfig:
+    """The sizes of an indexer: H and D, c_q's numbers, B, and how many pools a query picks."""
+
+    num_heads: int
+    head_size: int
+    query_rank: int
+    pool_size: int
+    num_pools: int
+
+    @property
+    def min_sparse(self) -> int:
+        """Return from how many tokens on a row has more whole pools than a query picks."""
+        return (self.num_pools + 1) * self.pool_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickedCall:
+    """Tokens of a step with as many picks: their numbers, layout and picks.
+    Shapes: tokens [T], picks [T, K]"""
+
+    tokens: torch.Tensor
+    prepared: object
+    picks: torch.Tensor
+
+
+class PoolIndexer(nn.Module):
+    """The parameters of one layer's indexer. `plain` is a context without quantized weights."""
+
+    def __init__(
+        self, context: BuildContext, plain: BuildContext, name: str, config: PoolsConfig
+    ) -> None:
+        super().__init__()
+        hidden, size = context.model.hidden_size, config.head_size
+        self.config = config
+        width = config.num_heads * size
+        self.wq_b = ReplicatedLinear(context, f"{name}.wq_b", config.query_rank, width)
+        self.wk = ReplicatedLinear(context, f"{name}.wk", hidden, size)
+        self.k_norm = LayerNorm(context, size, eps=KEYS_EPS)
+        self.weights_proj = ReplicatedLinear(
+            plain, f"{name}.weights_proj", hidden, config.num_heads
+        )
+        self.pool_gate = ReplicatedLinear(plain, f"{name}.index_kpool_compress_gate", hidden, size)
+        empty = torch.empty(
+            config.pool_size, size, dtype=dtype_of(context.model.dtype), device=context.device
+        )
+        self.pool_bias = nn.Parameter(empty, requires_grad=False)
+        self._scale = (config.num_heads * size) ** -0.5
+
+    def forward(
+        self, x: torch.Tensor, query_latent: torch.Tensor, rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, the weights of their heads, and keys with gates behind them.
+
+        Shapes: x [T, E], query_latent [T, Q] -> [T, H D], [T, H] float32, [T, 2 D]
+        """
+        del rope
+        keys = torch.cat([self.k_norm(self.wk(x)), self.pool_gate(x)], dim=-1)
+        return self.wq_b(query_latent), self.weights_proj(x).float() * self._scale, keys
+
+    def pooled(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the keys of whole pools. Shapes: states [S, 2 D] -> [S // B, D]"""
+        size = self.config.pool_size
+        whole = states[: len(states) // size * size].unflatten(0, (-1, size))
+        keys, gates = whole.chunk(2, dim=-1)
+        shares = (gates.float() + self.pool_bias.float()).softmax(dim=1).to(keys.dtype)
+        return (shares * keys).sum(dim=1)
+
+
+class PooledAttention(IndexedAttention):
+    """The attention of one layer, without rotation. A layer without an indexer takes the picks of
+    the last one that has one."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        name: str,
+        config: LatentConfig,
+        pools: PoolsConfig,
+        indexer: PoolIndexer | None,
+    ) -> None:
+        self.pools = pools
+        spec = IndexSpec(
+            num_heads=pools.num_heads, head_size=pools.head_size, num_picked=pools.num_pools
+        )
+        super().__init__(context, name, config, spec, indexer)
+
+    @property
+    def index_size(self) -> int:
+        """Return the numbers of a token's key and gate, 0 without an indexer."""
+        return 2 * super().index_size
+
+    def _turns_of(self, context: BuildContext) -> None:
+        return None
+
+    def _turned(
+        self, q: torch.Tensor, latent: torch.Tensor, rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries as they are, and latents normed. Shapes: latent [T, L]"""
+        return q, self.kv_a_layernorm(latent)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        index_q: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Shapes: q [T, H N], latent [T, L]; of the indexer index_q [T, H D], weights [T, H], keys
+        [T, 2 D] -> [T, H V]"""
+        refuse_recording("whether an indexer picks depends on how long rows are")
+        context = forward_context()
+        layout = context.backend.layout_of(context.prepared[self.name])
+        if keys is not None:
+            write_latents(keys, self._index_keys(), layout.slots)
+        if layout.max_seq_tokens < self.pools.min_sparse:
+            return self._attended(q, latent)
+        place = (PICKS, context.first_token)
+        if index_q is not None and weights is not None:
+            context.once[place] = self._calls(context, layout, index_q, weights)
+        write_latents(latent, self._cache(), layout.slots)  # calls may read each other's tokens
+        heads = q.unflatten(-1, (self.spec.num_heads, self.head_size))
+        out = q.new_empty(len(q), self.spec.num_heads, self.config.value_size)
+        calls: list[PickedCall] = context.once[place]
+        for call in calls:
+            own = call.tokens
+            out[own] = self._absorbed(heads[own], latent[own], call.prepared, call.picks)
+        return out.flatten(-2)
+
+    def _calls(
+        self,
+        context: ForwardContext,
+        layout: BatchLayout,
+        index_q: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> list[PickedCall]:
+        """Return the step's tokens by how many follow their last whole pool."""
+        size = self.pools.pool_size
+        rows, counts = _tokens_of(layout)
+        pools = self._picked_pools(context, layout, index_q, weights)
+        picks = _expanded(pools, torch.tensor(counts, device=pools.device), size)
+        found = []
+        for rest in range(size):
+            own = [token for token, count in enumerate(counts) if count % size == rest]
+            if own:
+                tokens = torch.tensor(own, device=pools.device)
+                alone = _alone(layout, tokens, [rows[i] for i in own], [counts[i] for i in own])
+                width = self.pools.num_pools * size + rest
+                found.append(
+                    PickedCall(
+                        tokens=tokens,
+                        prepared=context.backend.prepare(alone),
+                        picks=picks[tokens, :width].contiguous(),
+                    )
+                )
+        return found
+
+    def _picked_pools(
+        self,
+        context: ForwardContext,
+        layout: BatchLayout,
+        index_q: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the pools that each token picks, -1 where all are taken. Shapes: -> [T, pools]"""
+        assert isinstance(self.indexer, PoolIndexer)
+        pools, (rows, counts) = self.pools, _tokens_of(layout)
+        picks = torch.full((len(rows), pools.num_pools), -1, device=index_q.device)
+        own = [token for token, count in enumerate(counts) if count >= pools.min_sparse]
+        parts: list[torch.Tensor] = []
+        first: dict[int, int] = {}
+        for row in sorted({rows[token] for token in own}):
+            states = read_latents(self._index_keys(), layout, row, layout.seq_lens_host[row])
+            keys = self.indexer.pooled(states.to(index_q.dtype))
+            first[row] = sum(len(one) for one in parts) // SCORED
+            parts.append(torch.cat([keys, keys.new_zeros(-len(keys) % SCORED, keys.shape[1])]))
+        wholes = [counts[token] // pools.pool_size for token in own]
+        num_blocks = -(-max(wholes) // SCORED)
+        starts = torch.tensor([first[rows[token]] for token in own], device=picks.device)
+        tokens = torch.tensor(own, device=picks.device)
+        alone = _alone(layout, tokens, [rows[token] for token in own], wholes)
+        cache = torch.cat(parts).unflatten(0, (-1, SCORED))
+        table = starts.unsqueeze(1) + torch.arange(num_blocks, device=picks.device)
+        alone = replace(
+            alone,
+            block_table=table.clamp_(max=len(cache) - 1).int(),
+            block_tokens=SCORED,
+        )
+        call = IndexCall(
+            spec=self.index,
+            q=index_q[tokens].unflatten(-1, (self.index.num_heads, -1)),
+            weights=weights[tokens],
+            keys=cache,
+            prepared=context.backend.prepare(alone),
+        )
+        picks[tokens] = context.backend.pick(call).to(picks.dtype)
+        return picks
+
+
+def _tokens_of(layout: BatchLayout) -> tuple[list[int], list[int]]:
+    """Return for each token of a step its row, and how many tokens it sees."""
+    rows: list[int] = []
+    counts: list[int] = []
+    starts = layout.query_start_host
+    for row, end in enumerate(layout.seq_lens_host):
+        count = starts[row + 1] - starts[row]
+        rows += [row] * count
+        counts += range(end - count + 1, end + 1)
+    return rows, counts
+
+
+def _alone(
+    layout: BatchLayout, tokens: torch.Tensor, rows: list[int], lengths: list[int]
+) -> BatchLayout:
+    """Return a layout of some tokens, each a row that sees as many as `lengths` says."""
+    device = layout.slots.device
+    return replace(
+        layout,
+        query_start=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_table=layout.block_table[torch.tensor(rows, device=device)],
+        slots=layout.slots[tokens],
+        query_start_host=list(range(len(rows) + 1)),
+        seq_lens_host=lengths,
+        max_query_tokens=1,
+        max_seq_tokens=max(lengths),
+    )
+
+
+def _expanded(pools: torch.Tensor, counts: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the tokens of picked pools, and those after the last whole pool; of a token that picks
+    none all that it sees. Shapes: pools [T, P], counts [T] -> [T, P B + B - 1] int32"""
+    at = torch.arange(size, device=pools.device)
+    picked = (pools.unsqueeze(-1) * size + at).flatten(1)
+    wholes, seen = counts.unsqueeze(1) // size * size, counts.unsqueeze(1)
+    rest = wholes + at[:-1]
+    some = torch.cat([picked, torch.where(rest < seen, rest, -1)], dim=1)
+    every = torch.arange(some.shape[1], device=pools.device).expand_as(some)
+    every = torch.where(every < seen, every, -1)
+    return torch.where(pools[:, :1] < 0, every, some).int()
