@@ -6,7 +6,7 @@ Encoded as msgpack; the tag identifies the message type. Generation is a stream 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -121,28 +121,24 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
     """An operation that an engine can be called for; its fields are the arguments.
 
     `Result` is what a call of it returns. To add one, define a struct here, add it to
-    `AnyOperation` (and its result to `AnyResult`), and handle it in `EngineLoop._perform`.
+    `AnyOperation` (and its result to `AnyResult`), and perform it in a part of the engine.
+    `is_vital`: an engine that cannot repeat it is not started again.
     """
+
+    is_vital: ClassVar[bool] = True
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
     """Health status. `num_steps` advances while there is work; `now_s` is the engine's monotonic
-    clock. `failing` names the engine's threads that have failed within the last minute.
-    `num_adapter_changes` grows when the list of adapters changes; `weights` as in EngineCore."""
+    clock. `failing` names the engine's threads that have failed within the last minute. Clients
+    hear of a changed `condition` at once."""
 
     num_steps: int
     num_running: int
     num_waiting: int
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
-    num_adapter_changes: int = 0
-    weights: dict[str, Any] = {}
-
-
-class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
-    """The parts of the engine that are asleep: none while it is awake."""
-
-    asleep: tuple[str, ...] = ()
+    condition: EngineCondition
 
 
 class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
@@ -173,10 +169,6 @@ class WakeUp(Operation[None], frozen=True, tag="wake_up"):
     tags: tuple[str, ...] = ()
 
 
-class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
-    """Return the sleep status."""
-
-
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
     """Run a method on the workers of all ranks between two steps."""
 
@@ -193,6 +185,7 @@ class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"
     """Read an adapter on every rank and serve it from then on. With `replaces`, it may replace one
     of the same name, which running requests keep using."""
 
+    is_vital: ClassVar[bool] = False
     source: AdapterSource
     replaces: bool = False
 
@@ -200,6 +193,7 @@ class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"
 class UnloadAdapter(Operation[None], frozen=True, tag="unload_adapter"):
     """Stop accepting requests for the adapter of this name; running requests keep using it."""
 
+    is_vital: ClassVar[bool] = False
     name: str
 
 
@@ -212,13 +206,25 @@ AnyOperation = (
     | ResetPrefixCache
     | Sleep
     | WakeUp
-    | GetSleepStatus
     | CallWorkers
     | LoadAdapter
     | UnloadAdapter
     | ListAdapters
 )
-AnyResult = EngineStatus | SleepStatus | WorkerAnswers | AdapterList | None
+
+
+class EngineCondition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
+    """What operations have made of an engine: the parts that sleep, and the path and version of new
+    weights. `num_resets` counts how often it has dropped its cached prefixes. An engine that was
+    started again gets to the same condition by the operations `repeats`, in this order."""
+
+    asleep: tuple[str, ...] = ()
+    weights: dict[str, Any] = {}
+    num_resets: int = 0
+    repeats: tuple[AnyOperation, ...] = ()
+
+
+AnyResult = EngineStatus | WorkerAnswers | AdapterList | None
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -295,4 +301,4 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Return | SleepStatus | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Return | EngineCondition | Dead

@@ -21,6 +21,7 @@ from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetri
 from dovetail.engine.client.results.stop import TextWatch
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.kv import prefix_hash
+from dovetail.engine.messages import EngineCondition
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
@@ -268,7 +269,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.reset_fault: Exception | None = None
         self.call_fault: Exception | None = None
         self.worker_calls: list[WorkerCall] = []
-        self.weights: dict[str, Any] = {}
+        self.condition = EngineCondition()
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -344,7 +345,8 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         if self.call_fault is not None:
             raise self.call_fault
         self.worker_calls.append(call)
-        self.weights = call.kwargs if call.method == UPDATE_WEIGHTS else self.weights
+        if call.method == UPDATE_WEIGHTS:
+            self.condition = EngineCondition(weights=call.kwargs)
         return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from msgspec import structs
 
@@ -25,16 +25,15 @@ from dovetail.engine.client.connection import (
     slowest_phases,
 )
 from dovetail.engine.client.host import EngineHost, EngineProcess, begun, closed
-from dovetail.engine.client.operations import EngineOperations, serve_only
+from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.restarts import Life, Restarts
 from dovetail.engine.client.results.output_processor import Processed
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.engine.messages import CallWorkers, ListAdapters, Operation, Phase, Sleep
-from dovetail.errors import DovetailError, EngineDead, Overloaded
+from dovetail.engine.messages import AnyOperation, EngineCondition, Operation, Phase
+from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.stats import StatLoggers
 from dovetail.observability.supervise import supervised
@@ -82,7 +81,12 @@ class Fleet(EngineOperations):
     def _connected(
         self, number: int, own: EngineSpec, end: ClientEnd, host: EngineHost | None
     ) -> EngineConnection:
-        listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
+        listener = Listener(
+            outputs=self._deliver,
+            step=self._note_step,
+            reset=lambda one: self._routing.forget(one),
+            death=self._note_death,
+        )
         is_elsewhere = own.engine in self.spec.elsewhere
         connection = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
         if host is not None:
@@ -137,7 +141,7 @@ class Fleet(EngineOperations):
     @property
     def asleep(self) -> tuple[str, ...]:
         """Return the parts that sleep if all live engines sleep; then no requests are accepted."""
-        states = [connection.asleep for connection in self._living()]
+        states = [connection.condition.asleep for connection in self._living()]
         return states[0] if states and all(states) else ()
 
     def _living(self) -> list[EngineConnection]:
@@ -195,22 +199,9 @@ class Fleet(EngineOperations):
         return [one for one in ended if not isinstance(one, BaseException)]
 
     @property
-    def weights(self) -> dict[str, Any]:
-        """Return the path and version of the last update of the engines' weights, if any."""
-        return (self._living() or self._connections)[0].weights
-
-    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Run a method on the workers of all ranks, which may replace their weights."""
-        answers = await super().collective_rpc(call)
-        if call.method == UPDATE_WEIGHTS:
-            for connection in self._living():
-                connection.weights = call.kwargs
-                self._routing.forget(connection)
-        return answers
-
-    def _forget_prefixes(self) -> None:
-        for connection in self._connections:
-            self._routing.forget(connection)
+    def condition(self) -> EngineCondition:
+        """Return what operations have made of the engines."""
+        return (self._living() or self._connections)[0].condition
 
     def _verify_open(self) -> None:
         if (reason := self.death_reason) is not None:
@@ -349,19 +340,17 @@ class Fleet(EngineOperations):
         return fresh
 
     async def _catch_up(self, fresh: EngineConnection, dead: EngineConnection) -> None:
-        """Bring an engine that was started again to the state of the others: its weights, its
-        adapters, and whether it sleeps."""
-        while fresh.weights != (wanted := (*self._living(), dead)[0].weights):
-            await fresh.calls.call(CallWorkers(WorkerCall(method=UPDATE_WEIGHTS, kwargs=wanted)))
-            fresh.weights = wanted
-        if self.spec.run.adapters is not None:
-            served = dead.served
-            for other in self._living()[:1]:
-                served = (await other.calls.call(ListAdapters())).sources
-            if served is not None:
-                await serve_only(fresh.calls, served)
-        if dead.asleep or self.asleep:
-            await fresh.calls.call(Sleep(level=1))
+        """Bring an engine that was started again to the condition of the others."""
+        done: Sequence[AnyOperation] = ()
+        while done != (wanted := (*self._living(), dead)[0].condition.repeats):
+            done = wanted
+            for operation in done:
+                try:
+                    await fresh.calls.call(cast(Operation[None], operation))
+                except RequestError as error:
+                    if operation.is_vital:
+                        raise
+                    logger.error("%s could not repeat %s: %s", fresh.name, operation, error)
 
     def _install(self, fresh: Sequence[EngineConnection]) -> None:
         """Put engines that accept requests in the places of dead ones. Mutates: self"""

@@ -13,10 +13,11 @@ import msgspec
 import psutil
 import pytest
 
-from dovetail.engine.client import fleet, restarts
+from dovetail.engine.client import restarts
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.client.restarts import Restarts
+from dovetail.engine.messages import ListAdapters
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
@@ -228,7 +229,7 @@ def test_requests_wait_for_the_only_engine_until_it_is_given_up() -> None:
             await until(lambda: engine.states()[0].is_restarting)
             assert engine.is_alive and engine.death_reason is None
             with pytest.raises(Overloaded, match=r"within 0\.001 s"):
-                await engine.call_each(fleet.ListAdapters(), 0.001)
+                await engine.call_each(ListAdapters(), 0.001)
             assert await engine.is_sleeping()  # answered by the new engine
             assert engine.asleep
             await engine.wake_up()
