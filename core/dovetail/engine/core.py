@@ -51,7 +51,7 @@ class StepOutput:
 
 class EngineCore:
     """One engine. `num_steps` counts the steps recorded so far, `active` are the requests with the
-    scheduler."""
+    scheduler. While it `is_held`, a part wants no request to get a step."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
@@ -61,6 +61,7 @@ class EngineCore:
         self.spec = spec
         self.num_steps = 0
         self.active: dict[str, ActiveRequest] = {}
+        self.is_held = False
         self._num_resets = 0
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
@@ -95,13 +96,18 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Return whether there is work or output for a step, or other engines need a step."""
-        own = self._requests.has_work or bool(self._pending_steps)
-        return own or any(part.has_work for part in self._parts)
+        own = self._requests.has_updates if self.is_held else self._requests.has_work
+        return own or self.is_stepping or any(part.has_work for part in self._parts)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Return whether a step is in flight."""
+        return bool(self._pending_steps)
 
     @property
     def is_empty(self) -> bool:
         """Return whether there are no requests, nor updates to return."""
-        return not (self._requests.has_work or self._pending_steps)
+        return not (self._requests.has_work or self.is_stepping)
 
     @property
     def idle_wake_s(self) -> float:
@@ -109,12 +115,13 @@ class EngineCore:
         return min(part.idle_wake_s for part in self._parts)
 
     def counts(self) -> tuple[int, int]:
-        """Return (running, waiting)."""
-        return self._scheduler.counts()
+        """Return (running, waiting), with those that the scheduler does not have yet."""
+        num_running, num_waiting = self._scheduler.counts()
+        return num_running, num_waiting + len(self._requests.admission)
 
     def stats(self) -> StepStats:
         """Return the engine's statistics between two steps."""
-        return self._counter.take(self._scheduler.counts(), self._parts)
+        return self._counter.take(self.counts(), self._parts)
 
     def add(self, message: EngineRequest) -> None:
         """Queue a request. If it cannot run, the next step reports an error for it.
@@ -158,8 +165,7 @@ class EngineCore:
         for part in self._parts:
             part.begin_step()
         self._requests.admission.advance()
-        plan = self._scheduler.plan()
-        if plan.rows:
+        if not self.is_held and (plan := self._scheduler.plan()).rows:
             self._submit(plan, started_s)
             if len(self._pending_steps) < self._depth:
                 return StepOutput(updates=self._requests.take_updates())
@@ -183,13 +189,12 @@ class EngineCore:
         plan, result = step.plan, step.result()
         self._is_busy = bool(self.active)
         changed = self._scheduler.update(plan, result)
-        counts = self._scheduler.counts()
         record = StepRecord(
             plan=plan,
             result=result,
             changed=changed,
             took_s=time.monotonic() - started_s,
-            num_unfinished=sum(counts),
+            num_unfinished=sum(self._scheduler.counts()),
         )
         for part in self._parts:
             part.note(record)
@@ -201,7 +206,7 @@ class EngineCore:
             part.publish()
         self._stalled_since_s = 0.0
         stats = self._counter.take(
-            counts,
+            self.counts(),
             self._parts,
             step_tokens=plan.num_tokens,
             result=result,
@@ -239,7 +244,7 @@ class EngineCore:
     def _end_if_stalled(self, now_s: float) -> None:
         """End all requests if none could run for too long. Mutates: self"""
         active = self.active
-        if not active:
+        if not active or self.is_held:
             self._stalled_since_s = 0.0
         elif not self._stalled_since_s:
             self._stalled_since_s = now_s
@@ -248,6 +253,10 @@ class EngineCore:
                 fault = "the scheduler found no step in which this request could run."
                 active[request_id].request.finish("error", fault)
                 self.abort((request_id,))
+
+    def preempt_all(self) -> None:
+        """Have all requests computed again from their start. Raises: RequestError"""
+        self._scheduler.preempt_all()
 
     def forget_memory(self) -> None:
         """Drop all references to memory that the ranks have released."""
@@ -275,7 +284,7 @@ class EngineCore:
 
     def check_idle(self) -> None:
         """Check the invariants of an engine without requests. Raises: AssertionError."""
-        if not self.has_work:
+        if self.is_empty:
             cache = self.cache
             cache.check_invariants()
             num_lost = cache.num_blocks - cache.num_free_blocks - cache.num_pinned_blocks

@@ -6,7 +6,7 @@ Encoded as msgpack; the tag identifies the message type. Generation is a stream 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -169,6 +169,18 @@ class WakeUp(Operation[None], frozen=True, tag="wake_up"):
     tags: tuple[str, ...] = ()
 
 
+class Pause(Operation[None], frozen=True, kw_only=True, tag="pause"):
+    """Start no steps until Resume; new requests wait. Running ones are aborted, finish first, or
+    "keep" their place. With `drops` no KV cache of before is used. Returns when no step runs."""
+
+    mode: Literal["abort", "wait", "keep"]
+    drops: bool = False
+
+
+class Resume(Operation[None], frozen=True, tag="resume"):
+    """Start steps again."""
+
+
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
     """Run a method on the workers of all ranks between two steps."""
 
@@ -206,6 +218,8 @@ AnyOperation = (
     | ResetPrefixCache
     | Sleep
     | WakeUp
+    | Pause
+    | Resume
     | CallWorkers
     | LoadAdapter
     | UnloadAdapter
@@ -214,11 +228,12 @@ AnyOperation = (
 
 
 class EngineCondition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
-    """What operations have made of an engine: the parts that sleep, and the path and version of new
-    weights. `num_resets` counts how often it has dropped its cached prefixes. An engine that was
-    started again gets to the same condition by the operations `repeats`, in this order."""
+    """What operations have made of an engine: the parts that sleep, whether it is paused, and the
+    path and version of new weights. `num_resets` counts how often its cached prefixes were dropped.
+    One that is started again gets to the same condition by the operations `repeats`, in order."""
 
     asleep: tuple[str, ...] = ()
+    is_paused: bool = False
     weights: dict[str, Any] = {}
     num_resets: int = 0
     repeats: tuple[AnyOperation, ...] = ()

@@ -47,6 +47,7 @@ from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.observability.caller import CALLER
 from dovetail_testing.fakes.adapters import FakeAdapters
 from dovetail_testing.fakes.end import FakeEnd
+from dovetail_testing.fakes.operations import FakeOperations
 
 VOCAB_SIZE = 0x110000
 EOS_ID = 0
@@ -245,7 +246,7 @@ def _selection(kind: str) -> Selection:
     return Selection(kind=kind, name="fake", target="dovetail_testing.fakes.async_engine:Fake")
 
 
-class FakeAsyncEngine(FakeAdapters, FakeEnd):
+class FakeAsyncEngine(FakeAdapters, FakeEnd, FakeOperations):
     """Has the methods of AsyncEngine that the server calls, and records the calls."""
 
     def __init__(
@@ -260,6 +261,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.text_process = None
         self.script = script or Script()
         FakeEnd.__init__(self)
+        FakeOperations.__init__(self)
         self.heartbeat_s = 0.0
         self.counts = (0, 0)
         self.engine_states: list[EngineState] = []
@@ -269,7 +271,6 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.reset_fault: Exception | None = None
         self.call_fault: Exception | None = None
         self.worker_calls: list[WorkerCall] = []
-        self.condition = EngineCondition()
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None

@@ -18,6 +18,7 @@ from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.parts.encodings import Encodings
 from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.parts.pausing import Pausing
 from dovetail.engine.parts.sleep_mode import SleepMode
 from dovetail.engine.parts.steps_together import StepsTogether
 from dovetail.engine.parts.stop_conditions import StopConditions
@@ -58,6 +59,7 @@ class PartsBuilder:
         spec = self._spec
         return (
             SleepMode(executor, engine, can_sleep=spec.can_sleep),
+            Pausing(engine),
             _adapter_requests(spec, serve_adapters(spec, executor.prepare), layout),
             Constraints(executor.prepare),
             StopConditions(spec.stop_conditions),

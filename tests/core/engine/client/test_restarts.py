@@ -17,7 +17,7 @@ from dovetail.engine.client import restarts
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.client.restarts import Restarts
-from dovetail.engine.messages import ListAdapters
+from dovetail.engine.messages import ListAdapters, Pause, Ping, Resume
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
@@ -252,6 +252,27 @@ def test_requests_wait_for_the_only_engine_until_it_is_given_up() -> None:
                 await engine.wait_end()
             assert not engine.is_alive and "--max-engine-restarts" in str(engine.death_reason)
         assert set(psutil.Process().children()) <= children
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_comes_back_is_paused_too() -> None:
+    async def main() -> None:
+        async with running(2) as engine, second_process(engine) as other:
+            both = [(own, "p" * n) for own in (engine, other) for n in range(1, 4)]
+            wanted = await asyncio.gather(*(whole(*each) for each in both))
+            await other.call_each(Pause(mode="keep"))
+            tasks = [asyncio.create_task(whole(*each)) for each in both]
+            await asyncio.sleep(0.05)
+            os.kill(pid_of(engine, 1), signal.SIGKILL)
+            for one in (engine, other):
+                await until(lambda one=one: one.states()[1].restarts and not one.states()[1].reason)
+                statuses = await one.call_each(Ping())
+                assert [status.condition.is_paused for status in statuses] == [True, True]
+            assert not any(task.done() for task in tasks)
+            await until(lambda: sum(engine.load()) == len(tasks))
+            await engine.call_each(Resume())
+            assert await asyncio.gather(*tasks) == wanted
 
     asyncio.run(main())
 

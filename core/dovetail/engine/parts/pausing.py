@@ -1,0 +1,84 @@
+"""Pausing: whether an engine starts steps, and the requests that arrive while it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.messages import AnyOperation, Pause, Resume
+from dovetail.engine.parts.part import EnginePart, Ready
+from dovetail.errors import RequestError
+
+if TYPE_CHECKING:
+    from dovetail.engine.core import EngineCore
+
+
+class Pausing(EnginePart):
+    """The pause of one engine."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+        self._is_paused = False
+        self._held: dict[str, ActiveRequest] = {}
+        self._pending: list[tuple[Pause, Future[None]]] = []
+
+    def perform(self, operation: AnyOperation) -> Any:
+        """Resume; or pause: then the future is done once no step runs. Raises: RequestError.
+        Mutates: self, the engine"""
+        if isinstance(operation, Resume):
+            return self._resume()
+        if not isinstance(operation, Pause):
+            return NotImplemented
+        if operation.mode == "keep" and operation.drops:
+            self._engine.preempt_all()
+        elif operation.mode == "abort":
+            self._engine.abort_all()
+        self._is_paused, self._engine.is_held = True, operation.mode != "wait"
+        done: Future[None] = Future()
+        self._pending.append((operation, done))
+        return done
+
+    def _resume(self) -> None:
+        self._is_paused = self._engine.is_held = False
+        for _, done in self._take_pending():
+            done.set_exception(RequestError("it was resumed before it had paused.", status=409))
+
+    def _take_pending(self) -> list[tuple[Pause, Future[None]]]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def poll(self) -> None:
+        """Complete a pause once no step is in flight and no request runs that it waits for."""
+        engine = self._engine
+        if not self._pending or engine.is_stepping or not (engine.is_held or not engine.active):
+            return
+        engine.is_held = True
+        for operation, done in self._take_pending():
+            if operation.drops:
+                engine.reset_prefix_cache()
+            done.set_result(None)
+
+    def must_wait(self, active: ActiveRequest) -> bool:
+        """Return whether the engine is paused. Mutates: self"""
+        if self._is_paused:
+            self._held[active.request_id] = active
+        return self._is_paused
+
+    def take_ready(self) -> Iterable[Ready]:
+        """Return the requests that came during a pause, after it. Mutates: self"""
+        if self._is_paused:
+            return ()
+        held, self._held = self._held, {}
+        return [(active, None) for active in held.values()]
+
+    def forget(self, active: ActiveRequest) -> None:
+        """Forget a request that waits. Mutates: self"""
+        self._held.pop(active.request_id, None)
+
+    def describe(self, condition: dict[str, Any], repeats: list[AnyOperation]) -> None:
+        """Add whether the engine is paused. Mutates: condition, repeats"""
+        condition["is_paused"] = self._is_paused
+        if self._is_paused:
+            repeats.append(Pause(mode="keep"))
