@@ -21,7 +21,6 @@ from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetri
 from dovetail.engine.client.results.stop import TextWatch
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.kv import prefix_hash
-from dovetail.engine.messages import EngineCondition
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
@@ -41,7 +40,6 @@ from dovetail.interfaces.data.spec import (
     Selection,
 )
 from dovetail.interfaces.data.step import Pooled, TokenLogprobs
-from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.observability.caller import CALLER
@@ -269,8 +267,6 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd, FakeOperations):
         self.aborted: list[str] = []
         self.num_resets = 0
         self.reset_fault: Exception | None = None
-        self.call_fault: Exception | None = None
-        self.worker_calls: list[WorkerCall] = []
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -340,15 +336,6 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd, FakeOperations):
     async def is_sleeping(self) -> bool:
         """Return whether anything sleeps."""
         return bool(self.asleep)
-
-    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Record the call; two ranks answer with it. Raises: the test's exception."""
-        if self.call_fault is not None:
-            raise self.call_fault
-        self.worker_calls.append(call)
-        if call.method == UPDATE_WEIGHTS:
-            self.condition = EngineCondition(weights=call.kwargs)
-        return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:
         """Note an abort."""

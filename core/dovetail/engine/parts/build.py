@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dovetail import registry
 from dovetail.engine.parts.adapter_requests import AdapterRequests, NoAdapters
@@ -17,7 +16,7 @@ from dovetail.engine.parts.constraints import Constraints
 from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.parts.encodings import Encodings
 from dovetail.engine.parts.kv_transfer import KVTransfer
-from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.parts.part import Engine, EnginePart
 from dovetail.engine.parts.pausing import Pausing
 from dovetail.engine.parts.sleep_mode import SleepMode
 from dovetail.engine.parts.steps_together import StepsTogether
@@ -34,9 +33,6 @@ from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
 from dovetail.interfaces.kv_event_publisher import CPU, GPU, KVEventPublisher
 from dovetail.interfaces.kv_policy import KVAccounting
 
-if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore
-
 
 class PartsBuilder:
     """Builds the parts of one engine. What needs no weights is built first, so that a wrong option
@@ -52,7 +48,7 @@ class PartsBuilder:
         executor: Executor,
         layout: KVLayout,
         cache: KVAccounting,
-        engine: EngineCore,
+        engine: Engine,
         counter: StepCounter,
     ) -> Sequence[EnginePart]:
         """Return the parts. Raises: ConfigError. Mutates: the cache, which they watch"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.scheduler import RequestState
@@ -36,6 +36,22 @@ class StepRecord:
     changed: Sequence[RequestState]
     took_s: float
     num_unfinished: int
+
+
+class Engine(Protocol):
+    """The engine core, as operations change it."""
+
+    is_held: bool
+    active: dict[str, ActiveRequest]
+
+    @property
+    def is_empty(self) -> bool: ...
+    @property
+    def is_stepping(self) -> bool: ...
+    def abort_all(self) -> None: ...
+    def preempt_all(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def forget_memory(self) -> None: ...
 
 
 class EnginePart:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.engine.active_request import ActiveRequest
 from dovetail.engine.messages import AnyOperation, Pause, Resume
-from dovetail.engine.parts.part import EnginePart, Ready
+from dovetail.engine.parts.part import Engine, EnginePart, Ready
 from dovetail.errors import RequestError
-
-if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore
 
 
 class Pausing(EnginePart):
     """The pause of one engine."""
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._is_paused = False
         self._held: dict[str, ActiveRequest] = {}

@@ -10,16 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.engine.active_request import ActiveRequest
 from dovetail.engine.messages import AnyOperation, Sleep, WakeUp
-from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.parts.part import Engine, EnginePart
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
 from dovetail.interfaces.executor import Executor
-
-if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ WAKE_FIX = "wake it up: POST /wake_up, or LLM.wake_up()."
 class SleepMode(EnginePart):
     """The sleep state of one engine. `level` is 0 if awake; `asleep` lists the sleeping parts."""
 
-    def __init__(self, executor: Executor, engine: EngineCore, *, can_sleep: bool) -> None:
+    def __init__(self, executor: Executor, engine: Engine, *, can_sleep: bool) -> None:
         self.level = 0
         self.asleep: tuple[str, ...] = ()
         self._executor = executor

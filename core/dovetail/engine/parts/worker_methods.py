@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.engine.messages import AnyOperation, CallWorkers, WorkerAnswers
-from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.parts.part import Engine, EnginePart
 from dovetail.errors import EngineDead, RequestError
 from dovetail.interfaces.executor import (
     DROP_WEIGHTS,
@@ -15,14 +15,11 @@ from dovetail.interfaces.executor import (
     WorkerCall,
 )
 
-if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore
-
 
 class WorkerMethods(EnginePart):
     """Calls of one engine's workers, and the path and version of new weights."""
 
-    def __init__(self, executor: Executor, engine: EngineCore) -> None:
+    def __init__(self, executor: Executor, engine: Engine) -> None:
         self._executor = executor
         self._engine = engine
         self._weights: dict[str, Any] = {}
