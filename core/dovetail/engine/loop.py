@@ -288,6 +288,7 @@ class EngineLoop:
             now_s=time.monotonic(),
             failing=failing(),
             condition=self._core.condition(),
+            engine=self._core.spec.engine,
         )
 
     def _greet(self, client: bytes) -> None:

@@ -139,6 +139,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
     condition: EngineCondition
+    engine: int = 0
 
 
 class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
@@ -181,6 +182,13 @@ class Resume(Operation[None], frozen=True, tag="resume"):
     """Start steps again."""
 
 
+class Leave(Operation[None], frozen=True, tag="leave"):
+    """Have clients send new requests to engines other than `engine`; or to it again."""
+
+    engine: int
+    leaves: bool = True
+
+
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
     """Run a method on the workers of all ranks between two steps."""
 
@@ -220,6 +228,7 @@ AnyOperation = (
     | WakeUp
     | Pause
     | Resume
+    | Leave
     | CallWorkers
     | LoadAdapter
     | UnloadAdapter
@@ -228,12 +237,14 @@ AnyOperation = (
 
 
 class EngineCondition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
-    """What operations have made of an engine: the parts that sleep, whether it is paused, and the
-    path and version of new weights. `num_resets` counts how often its cached prefixes were dropped.
-    One that is started again gets to the same condition by the operations `repeats`, in order."""
+    """What operations have made of an engine: the parts that sleep, whether it is paused or leaves,
+    and the path and version of new weights. `num_resets` counts how often cached prefixes were
+    dropped. The operations `repeats` bring an engine that was started again to the same condition.
+    """
 
     asleep: tuple[str, ...] = ()
     is_paused: bool = False
+    is_leaving: bool = False
     weights: dict[str, Any] = {}
     num_resets: int = 0
     repeats: tuple[AnyOperation, ...] = ()

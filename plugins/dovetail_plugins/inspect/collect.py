@@ -280,7 +280,7 @@ def _how(parts: EngineParts, method: QuantMethod | None) -> How:
 
 def _text(config: Config, parts: EngineParts) -> TextFacts | None:
     """Return the facts about text input and output; None without a tokenizer."""
-    from dovetail.server.launch.preview import look_ahead
+    from dovetail_plugins.inspect.look_ahead import look_ahead
 
     if parts.spec is None or not parts.spec.has_tokenizer:
         return None

@@ -65,7 +65,7 @@ class EngineState:
     """The state of an engine. `engine` is its number, `reason` why it is dead (None: it is alive),
     `machine` its host if that is another one. `failing` names its threads that have failed within
     the last minute. It was started again `restarts` times, the last time after it had died because
-    of `last_reason`."""
+    of `last_reason`. One that `is_leaving` gets no new requests, or has ended so."""
 
     engine: int
     reason: str | None
@@ -78,6 +78,7 @@ class EngineState:
     restarts: int = 0
     last_reason: str = ""
     is_restarting: bool = False
+    is_leaving: bool = False
 
     @property
     def is_stalled(self) -> bool:
@@ -175,6 +176,7 @@ class EngineConnection:
             waiting=self.num_waiting,
             heartbeat_age_s=self.heartbeat_age_s(),
             failing=self.failing,
+            is_leaving=self.condition.is_leaving,
         )
 
     # The router's view (interfaces.router.EngineView).

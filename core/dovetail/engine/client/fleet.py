@@ -75,6 +75,7 @@ class Fleet(EngineOperations):
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._revivals: dict[int, asyncio.Task[None]] = {}
+        self._wanted: dict[int, tuple[int, str]] = {}
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
 
@@ -160,16 +161,33 @@ class Fleet(EngineOperations):
         ]
 
     def given_up(self) -> dict[int, tuple[int, str]]:
-        """Return the process ids and death reasons of dead engines, by number."""
-        return {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+        """Return the process ids and death reasons of dead engines, by number. Those that are to be
+        started again have 0, once. Mutates: self"""
+        dead = {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+        wanted, self._wanted = self._wanted, {}
+        return dead | wanted
 
     def give_up(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Mark engines as dead that another process reported (see `given_up`), unless they have
         been started again since."""
         for connection in self._connections:
-            pid, reason = engines.get(connection.spec.engine, (0, ""))
-            if pid == connection.pid:
+            pid, reason = engines.get(connection.spec.engine, (-1, ""))
+            if pid in (0, connection.pid):
                 connection.die(reason)
+            if not pid:
+                self.add(connection.number)
+
+    def add(self, number: int) -> None:
+        """Start an engine in the place of one that was removed or given up, or have the process do
+        it that started it. Mutates: self"""
+        dead = self._connections[number]
+        if dead.host is None:
+            self._wanted[dead.spec.engine] = (0, dead.death_reason or "")
+        elif not dead.is_alive and not self._is_reviving(number):
+            self._restarts[number] = Restarts(self.spec.max_restarts)
+            self._note_reason(dead, dead.death_reason or "", is_over=False)
+            note_life(dead.spec, self.lives[number])
+            self._revivals[number] = supervised("engine-add", partial(self._revive, [dead], 0.0))
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the last message of any engine; each is pinged every second."""
@@ -241,14 +259,15 @@ class Fleet(EngineOperations):
         if self._connections[dead.number] is not dead:
             return  # it was being started again, and that has failed
         reason = dead.death_reason or "unknown cause"
-        self._note_reason(dead, reason, is_over=not self.spec.max_restarts)
+        may_restart = self.spec.max_restarts > 0 and not dead.condition.is_leaving
+        self._note_reason(dead, reason, is_over=not may_restart)
         if dead.host is None:
             self._loop.call_soon(dead.end.close)  # an engine at its address would get old messages
         else:
             # Report final zeros, so that it does not appear to run forever.
             zeros = StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=dead.spec.engine)
             self._stats.step(zeros)
-            is_restarting = self.spec.max_restarts > 0 and self._restart(dead, dead.host)
+            is_restarting = may_restart and self._restart(dead, dead.host)
             if not is_restarting and self._living():  # a hung engine still holds memory
                 self._tidying.append(self._loop.create_task(closed(dead.host, 0.0)))
             note_life(dead.spec, self.lives[dead.number])
@@ -318,7 +337,7 @@ class Fleet(EngineOperations):
         """Return the connections to engines in the places of dead ones, at the same addresses.
         Raises: their start-up errors"""
         earlier = [one.host for one in dead if isinstance(one.host, EngineProcess)]
-        await asyncio.gather(*(closed(host, 0.0) for host in earlier))
+        await asyncio.gather(*self._tidying, *(closed(host, 0.0) for host in earlier))
         hosts = begun([one.spec for one in dead], earlier)
         fresh = [
             self._connected(one.number, one.spec, host.end, host)

@@ -55,7 +55,7 @@ class PartsBuilder:
         spec = self._spec
         return (
             SleepMode(executor, engine, can_sleep=spec.can_sleep),
-            Pausing(engine),
+            Pausing(engine, spec.engine),
             _adapter_requests(spec, serve_adapters(spec, executor.prepare), layout),
             Constraints(executor.prepare),
             StopConditions(spec.stop_conditions),

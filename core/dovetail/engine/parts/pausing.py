@@ -1,4 +1,4 @@
-"""Pausing: whether an engine starts steps, and the requests that arrive while it does not."""
+"""Pausing: whether an engine starts steps, and whether it is to get new requests."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from concurrent.futures import Future
 from typing import Any
 
 from dovetail.engine.active_request import ActiveRequest
-from dovetail.engine.messages import AnyOperation, Pause, Resume
+from dovetail.engine.messages import AnyOperation, Leave, Pause, Resume
 from dovetail.engine.parts.part import Engine, EnginePart, Ready
 from dovetail.errors import RequestError
 
 
 class Pausing(EnginePart):
-    """The pause of one engine."""
+    """The pause of the engine of a number, and whether it leaves."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._is_paused = False
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine, self._number = engine, number
+        self._is_paused = self._is_leaving = False
         self._held: dict[str, ActiveRequest] = {}
         self._pending: list[tuple[Pause, Future[None]]] = []
 
     def perform(self, operation: AnyOperation) -> Any:
-        """Resume; or pause: then the future is done once no step runs. Raises: RequestError.
+        """Resume, leave, or pause: then the future is done once no step runs. Raises: RequestError.
         Mutates: self, the engine"""
         if isinstance(operation, Resume):
             return self._resume()
+        if isinstance(operation, Leave):
+            if operation.engine == self._number:
+                self._is_leaving = operation.leaves
+            return None
         if not isinstance(operation, Pause):
             return NotImplemented
         if operation.mode == "keep" and operation.drops:
@@ -75,7 +79,7 @@ class Pausing(EnginePart):
         self._held.pop(active.request_id, None)
 
     def describe(self, condition: dict[str, Any], repeats: list[AnyOperation]) -> None:
-        """Add whether the engine is paused. Mutates: condition, repeats"""
-        condition["is_paused"] = self._is_paused
+        """Add whether the engine is paused, and whether it leaves. Mutates: condition, repeats"""
+        condition["is_paused"], condition["is_leaving"] = self._is_paused, self._is_leaving
         if self._is_paused:
             repeats.append(Pause(mode="keep"))

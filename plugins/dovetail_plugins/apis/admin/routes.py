@@ -11,6 +11,14 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App
 from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
+from dovetail_plugins.apis.admin.engines import (
+    DrainRequest,
+    EngineRequest,
+    add,
+    drain,
+    remove,
+    show_engines,
+)
 from dovetail_plugins.apis.admin.pause import (
     ContinueGenerationRequest,
     PauseGenerationRequest,
@@ -52,6 +60,11 @@ class AdminApi(Api):
               body=PauseGenerationRequest),
         Route(method="POST", path="/continue_generation", endpoint=continue_generation, flag=FLAG,
               body=ContinueGenerationRequest),
+        Route(method="GET", path="/engines", endpoint=show_engines, flag=FLAG),
+        Route(method="POST", path="/engines/drain", endpoint=drain, flag=FLAG, body=DrainRequest),
+        Route(method="POST", path="/engines/remove", endpoint=remove, flag=FLAG,
+              body=EngineRequest),
+        Route(method="POST", path="/engines/add", endpoint=add, flag=FLAG, body=EngineRequest),
         Route(method="POST", path="/update_weights", endpoint=update_weights, flag=FLAG,
               body=UpdateWeightsRequest),
         Route(method="POST", path="/update_weights_from_disk", endpoint=update_from_disk, flag=FLAG,

@@ -1,0 +1,157 @@
+"""GET /engines, POST /engines/drain, /engines/remove and /engines/add: engines leave and come back.
+
+An engine that leaves gets no new requests from any API process. Then it is ended, and its place can
+be filled again. The number of places is that of the engines at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.responses import Response
+
+from dovetail.engine.client.connection import EngineState
+from dovetail.engine.messages import Leave, Ping
+from dovetail.errors import DovetailError, RequestError
+from dovetail.observability.metrics import counter
+from dovetail.processes.uninterrupted import uninterrupted
+from dovetail.server.endpoint import App, Body, Reply, ServerOf, json_reply
+from dovetail_plugins.apis._engines import engine_report
+
+REMOVED = "it was removed on request."
+NOTICE_S = 0.25
+"""In this time all API processes hear that an engine leaves, and their last requests arrive."""
+LOOK_S = 0.05
+START_LIMIT_S = 900.0
+REMOVALS = counter("dovetail:engine_removals", "How often an engine was removed on request")
+ADDITIONS = counter("dovetail:engine_additions", "How often an engine was added on request")
+
+
+class EngineRequest(Body):
+    """The number of an engine, as /engines shows it."""
+
+    engine: Annotated[int, Field(ge=0)]
+
+
+class DrainRequest(EngineRequest):
+    """An engine, and how many seconds its requests have to finish."""
+
+    timeout: Annotated[float, Field(ge=0, le=86400)] = 60.0
+
+
+class Engines(Reply):
+    """The state of every engine."""
+
+    engines: list[dict[str, Any]]
+
+
+async def show_engines(server: ServerOf) -> Response:
+    """Return the state of every engine."""
+    return _answer(server, [])
+
+
+async def drain(server: ServerOf, body: DrainRequest) -> Response:
+    """Give an engine no new requests, and end it once it has none, or after a time. Requests that
+    it still has then run again in others; only streams that have begun end with an error."""
+    ignored = list(server.fields.check(body, is_answered=False))
+    await uninterrupted(_remove(server, body.engine, body.timeout))
+    return _answer(server, ignored)
+
+
+async def remove(server: ServerOf, body: EngineRequest) -> Response:
+    """Do what /engines/drain does, without waiting for requests."""
+    ignored = list(server.fields.check(body, is_answered=False))
+    await uninterrupted(_remove(server, body.engine, 0.0))
+    return _answer(server, ignored)
+
+
+async def add(server: ServerOf, body: EngineRequest) -> Response:
+    """Start an engine in the place of one that was removed or given up, with the weights, adapters,
+    sleep and pause of the others. One that is about to leave stays."""
+    ignored = list(server.fields.check(body, is_answered=False))
+    await uninterrupted(_add(server, body.engine))
+    return _answer(server, ignored)
+
+
+def _answer(server: App, ignored: list[str]) -> Response:
+    return json_reply(Engines(engines=list(map(engine_report, server.engine.states()))), ignored)
+
+
+async def _remove(server: App, number: int, timeout_s: float) -> None:
+    """End an engine. Raises: RequestError if it cannot be ended"""
+    deadline_s = time.monotonic() + timeout_s
+    place, state = _movable(server, number)
+    if state.reason is not None:
+        raise _refused(f"engine {number} has ended already: {state.reason}")
+    _verify_others(server, number)
+    await server.engine.call_each(Leave(engine=number))
+    await asyncio.sleep(NOTICE_S)
+    try:
+        _verify_others(server, number)  # two may have been asked to leave at once
+    except RequestError:
+        await server.engine.call_each(Leave(engine=number, leaves=False))
+        raise
+    while time.monotonic() < deadline_s and await _has_requests(server, number):
+        await asyncio.sleep(LOOK_S)
+    if not server.engine.states()[place].is_leaving:
+        raise _refused(f"engine {number} was added again meanwhile.")
+    server.engine.give_up({number: (server.engine.lives[place].pid, REMOVED)})
+    REMOVALS.inc()
+
+
+async def _has_requests(server: App, number: int) -> bool:
+    """Return whether an engine has requests of any API process, and is to leave still."""
+    found = await server.engine.call_each(Ping())
+    own = [one for one in found if one.engine == number and one.condition.is_leaving]
+    return any(one.num_running + one.num_waiting > 0 for one in own)
+
+
+async def _add(server: App, number: int) -> None:
+    """Start an engine again. Raises: RequestError if it is alive, DovetailError if it does not
+    start"""
+    engine = server.engine
+    place, state = _movable(server, number)
+    if state.reason is None:
+        if not state.is_leaving:
+            raise _refused(f"engine {number} is alive.")
+        await engine.call_each(Leave(engine=number, leaves=False))
+        return
+    before = engine.lives[place]
+    engine.add(place)
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while (state := engine.states()[place]).reason is not None:
+        life = engine.lives[place]
+        if time.monotonic() > deadline_s or (life.is_over and life.reason != before.reason):
+            raise DovetailError(f"engine {number} did not start: {state.reason}")
+        await asyncio.sleep(LOOK_S)
+    ADDITIONS.inc()
+
+
+def _movable(server: App, number: int) -> tuple[int, EngineState]:
+    """Return the place and state of an engine that may come and go. Raises: RequestError"""
+    spec, states = server.engine.spec, server.engine.states()
+    places = {state.engine: place for place, state in enumerate(states)}
+    if number not in places:
+        known = ", ".join(map(str, places))
+        raise RequestError(f"there is no engine {number}.", where="engine", fix=f"use {known}.")
+    if spec.shares_experts:
+        raise _refused("the engines share experts, so all are needed.")
+    if number in spec.elsewhere:
+        raise _refused(f"engine {number} runs on another machine, from where it was started.")
+    return places[number], states[places[number]]
+
+
+def _verify_others(server: App, number: int) -> None:
+    """Raise RequestError unless another engine is there for new requests."""
+    if not any(
+        state.engine != number and state.reason is None and not state.is_leaving
+        for state in server.engine.states()
+    ):
+        raise _refused(f"engine {number} is the last one that takes requests.")
+
+
+def _refused(what: str) -> RequestError:
+    return RequestError(what, where="engine", status=409)
