@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.responses import Response
 
-from dovetail.engine.client.connection import EngineState
-from dovetail.engine.messages import Leave, Ping
+from dovetail.engine.messages import EngineStatus, Leave, Ping
 from dovetail.errors import DovetailError, RequestError
 from dovetail.observability.metrics import counter
 from dovetail.processes.uninterrupted import uninterrupted
@@ -24,6 +24,8 @@ from dovetail_plugins.apis._engines import engine_report
 REMOVED = "it was removed on request."
 NOTICE_S = 0.25
 """In this time all API processes hear that an engine leaves, and their last requests arrive."""
+NEWS_S = 3.0
+"""In this time an API process learns what another one has done to the engines."""
 LOOK_S = 0.05
 START_LIMIT_S = 900.0
 REMOVALS = counter("dovetail:engine_removals", "How often an engine was removed on request")
@@ -83,17 +85,16 @@ def _answer(server: App, ignored: list[str]) -> Response:
 async def _remove(server: App, number: int, timeout_s: float) -> None:
     """End an engine. Raises: RequestError if it cannot be ended"""
     deadline_s = time.monotonic() + timeout_s
-    place, state = _movable(server, number)
-    if state.reason is not None:
-        raise _refused(f"engine {number} has ended already: {state.reason}")
-    _verify_others(server, number)
+    place = _place(server, number)
+    if not await _soon(lambda: server.engine.states()[place].reason is None):
+        raise _refused(f"engine {number} has ended: {server.engine.states()[place].reason}")
+    if not await _soon(lambda: _has_others(server, number)):
+        raise _last(number)
     await server.engine.call_each(Leave(engine=number))
     await asyncio.sleep(NOTICE_S)
-    try:
-        _verify_others(server, number)  # two may have been asked to leave at once
-    except RequestError:
+    if not _has_others(server, number):  # two were asked to leave at once
         await server.engine.call_each(Leave(engine=number, leaves=False))
-        raise
+        raise _last(number)
     while time.monotonic() < deadline_s and await _has_requests(server, number):
         await asyncio.sleep(LOOK_S)
     if not server.engine.states()[place].is_leaving:
@@ -104,21 +105,39 @@ async def _remove(server: App, number: int, timeout_s: float) -> None:
 
 async def _has_requests(server: App, number: int) -> bool:
     """Return whether an engine has requests of any API process, and is to leave still."""
+    own = await _status_of(server, number)
+    if own is None or not own.condition.is_leaving:
+        return False
+    return own.num_running + own.num_waiting > 0
+
+
+async def _status_of(server: App, number: int) -> EngineStatus | None:
+    """Return what an engine answers now; None if it has ended."""
     found = await server.engine.call_each(Ping())
-    own = [one for one in found if one.engine == number and one.condition.is_leaving]
-    return any(one.num_running + one.num_waiting > 0 for one in own)
+    return next((one for one in found if one.engine == number), None)
+
+
+async def _soon(claim: Callable[[], bool]) -> bool:
+    """Return whether this API process learns in time that something is so."""
+    deadline_s = time.monotonic() + NEWS_S
+    while not claim() and time.monotonic() < deadline_s:
+        await asyncio.sleep(LOOK_S)
+    return claim()
 
 
 async def _add(server: App, number: int) -> None:
     """Start an engine again. Raises: RequestError if it is alive, DovetailError if it does not
     start"""
     engine = server.engine
-    place, state = _movable(server, number)
+    place = _place(server, number)
+    state = engine.states()[place]
     if state.reason is None:
         if not state.is_leaving:
             raise _refused(f"engine {number} is alive.")
         await engine.call_each(Leave(engine=number, leaves=False))
-        return
+        if await _status_of(server, number) is not None:
+            return
+        await _soon(lambda: engine.states()[place].reason is not None)  # it has just ended
     before = engine.lives[place]
     engine.add(place)
     deadline_s = time.monotonic() + START_LIMIT_S
@@ -130,10 +149,10 @@ async def _add(server: App, number: int) -> None:
     ADDITIONS.inc()
 
 
-def _movable(server: App, number: int) -> tuple[int, EngineState]:
-    """Return the place and state of an engine that may come and go. Raises: RequestError"""
-    spec, states = server.engine.spec, server.engine.states()
-    places = {state.engine: place for place, state in enumerate(states)}
+def _place(server: App, number: int) -> int:
+    """Return the place of an engine that may come and go. Raises: RequestError"""
+    spec = server.engine.spec
+    places = {state.engine: place for place, state in enumerate(server.engine.states())}
     if number not in places:
         known = ", ".join(map(str, places))
         raise RequestError(f"there is no engine {number}.", where="engine", fix=f"use {known}.")
@@ -141,16 +160,17 @@ def _movable(server: App, number: int) -> tuple[int, EngineState]:
         raise _refused("the engines share experts, so all are needed.")
     if number in spec.elsewhere:
         raise _refused(f"engine {number} runs on another machine, from where it was started.")
-    return places[number], states[places[number]]
+    return places[number]
 
 
-def _verify_others(server: App, number: int) -> None:
-    """Raise RequestError unless another engine is there for new requests."""
-    if not any(
-        state.engine != number and state.reason is None and not state.is_leaving
-        for state in server.engine.states()
-    ):
-        raise _refused(f"engine {number} is the last one that takes requests.")
+def _has_others(server: App, number: int) -> bool:
+    """Return whether there is another engine for new requests."""
+    others = (state for state in server.engine.states() if state.engine != number)
+    return any(state.reason is None and not state.is_leaving for state in others)
+
+
+def _last(number: int) -> RequestError:
+    return _refused(f"engine {number} is the last one that takes requests.")
 
 
 def _refused(what: str) -> RequestError:
