@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 
 from dovetail.engine.client.connection import EngineState
-from dovetail.engine.messages import Leave
 from dovetail_plugins.apis.admin import engines
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
 from support.serving import app_for, send
@@ -17,6 +16,7 @@ from support.serving import app_for, send
 @pytest.fixture(autouse=True)
 def _no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "NEWS_S", 0.0)
+    monkeypatch.setattr(engines, "CONNECT_S", 0.0)
 
 
 def state(number: int, **fields: Any) -> EngineState:
@@ -46,6 +46,7 @@ def test_there_with_the_flag_alone_and_closed() -> None:
         ("drain", {"engine": 2}, 409, "has ended: it died"),
         ("remove", {"engine": 0}, 409, "last one"),
         ("add", {"engine": 0}, 409, "is alive"),
+        ("add", {"engine": 1}, 409, "about to end"),
         ("drain", {"engine": 0, "timeout": -1}, 400, "timeout"),
         ("drain", {}, 400, "engine"),
     ],
@@ -70,11 +71,3 @@ def test_engines_of_other_machines_and_with_shared_experts_stay() -> None:
         engine.engine_states = [state(0), state(1)]
         answer = send(app, "POST", "/engines/drain", {"engine": 1})
         assert answer.status_code == 409 and what in answer.text, answer.text
-
-
-def test_one_that_is_about_to_leave_stays_when_it_is_added() -> None:
-    app, engine = app_for(enable_dev_endpoints=True)
-    engine.engine_states = [state(0), state(1, is_leaving=True)]
-    assert send(app, "POST", "/engines/add", {"engine": 0}).status_code == 409
-    assert send(app, "POST", "/engines/add", {"engine": 1}).status_code == 200
-    assert engine.operations == [Leave(engine=1, leaves=False)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from dovetail.engine.messages import EngineStatus, Leave, Ping
+from dovetail.engine.messages import Leave, Ping
 from dovetail.errors import DovetailError, RequestError
 from dovetail.observability.metrics import counter
 from dovetail.processes.uninterrupted import uninterrupted
@@ -26,6 +26,8 @@ NOTICE_S = 0.25
 """In this time all API processes hear that an engine leaves, and their last requests arrive."""
 NEWS_S = 3.0
 """In this time an API process learns what another one has done to the engines."""
+CONNECT_S = 20.0
+"""In this time it has connected to an engine that was started."""
 LOOK_S = 0.05
 START_LIMIT_S = 900.0
 REMOVALS = counter("dovetail:engine_removals", "How often an engine was removed on request")
@@ -72,7 +74,7 @@ async def remove(server: ServerOf, body: EngineRequest) -> Response:
 
 async def add(server: ServerOf, body: EngineRequest) -> Response:
     """Start an engine in the place of one that was removed or given up, with the weights, adapters,
-    sleep and pause of the others. One that is about to leave stays."""
+    sleep and pause of the others."""
     ignored = list(server.fields.check(body, is_answered=False))
     await uninterrupted(_add(server, body.engine))
     return _answer(server, ignored)
@@ -86,9 +88,9 @@ async def _remove(server: App, number: int, timeout_s: float) -> None:
     """End an engine. Raises: RequestError if it cannot be ended"""
     deadline_s = time.monotonic() + timeout_s
     place = _place(server, number)
-    if not await _soon(lambda: server.engine.states()[place].reason is None):
+    if not await _soon(server, lambda: server.engine.states()[place].reason is None):
         raise _refused(f"engine {number} has ended: {server.engine.states()[place].reason}")
-    if not await _soon(lambda: _has_others(server, number)):
+    if not await _soon(server, lambda: _has_others(server, number)):
         raise _last(number)
     await server.engine.call_each(Leave(engine=number))
     await asyncio.sleep(NOTICE_S)
@@ -97,32 +99,25 @@ async def _remove(server: App, number: int, timeout_s: float) -> None:
         raise _last(number)
     while time.monotonic() < deadline_s and await _has_requests(server, number):
         await asyncio.sleep(LOOK_S)
-    if not server.engine.states()[place].is_leaving:
-        raise _refused(f"engine {number} was added again meanwhile.")
     server.engine.give_up({number: (server.engine.lives[place].pid, REMOVED)})
     REMOVALS.inc()
 
 
 async def _has_requests(server: App, number: int) -> bool:
-    """Return whether an engine has requests of any API process, and is to leave still."""
-    own = await _status_of(server, number)
-    if own is None or not own.condition.is_leaving:
-        return False
-    return own.num_running + own.num_waiting > 0
-
-
-async def _status_of(server: App, number: int) -> EngineStatus | None:
-    """Return what an engine answers now; None if it has ended."""
+    """Return whether an engine has requests of any API process."""
     found = await server.engine.call_each(Ping())
-    return next((one for one in found if one.engine == number), None)
+    return any(one.num_running + one.num_waiting > 0 for one in found if one.engine == number)
 
 
-async def _soon(claim: Callable[[], bool]) -> bool:
+async def _soon(server: App, claim: Callable[[], bool]) -> bool:
     """Return whether this API process learns in time that something is so."""
-    deadline_s = time.monotonic() + NEWS_S
-    while not claim() and time.monotonic() < deadline_s:
+    begun_s = time.monotonic()
+    while not claim():
+        is_starting = any(state.is_restarting for state in server.engine.states())
+        if time.monotonic() - begun_s > (CONNECT_S if is_starting else NEWS_S):
+            return False
         await asyncio.sleep(LOOK_S)
-    return claim()
+    return True
 
 
 async def _add(server: App, number: int) -> None:
@@ -130,20 +125,17 @@ async def _add(server: App, number: int) -> None:
     start"""
     engine = server.engine
     place = _place(server, number)
-    state = engine.states()[place]
-    if state.reason is None:
-        if not state.is_leaving:
-            raise _refused(f"engine {number} is alive.")
-        await engine.call_each(Leave(engine=number, leaves=False))
-        if await _status_of(server, number) is not None:
-            return
-        await _soon(lambda: engine.states()[place].reason is not None)  # it has just ended
+    if not engine.states()[place].is_leaving and engine.states()[place].reason is None:
+        raise _refused(f"engine {number} is alive.")
+    if not await _soon(server, lambda: engine.states()[place].reason is not None):
+        raise _refused(f"engine {number} is about to end, and can be added then.")
     before = engine.lives[place]
     engine.add(place)
     deadline_s = time.monotonic() + START_LIMIT_S
     while (state := engine.states()[place]).reason is not None:
         life = engine.lives[place]
-        if time.monotonic() > deadline_s or (life.is_over and life.reason != before.reason):
+        is_over = life.is_over and life.reason not in (before.reason, REMOVED)
+        if is_over or time.monotonic() > deadline_s:
             raise DovetailError(f"engine {number} did not start: {state.reason}")
         await asyncio.sleep(LOOK_S)
     ADDITIONS.inc()
