@@ -187,7 +187,8 @@ class Fleet(EngineOperations):
             self._restarts[number] = Restarts(self.spec.max_restarts)
             self._note_reason(dead, dead.death_reason or "", is_over=False)
             note_life(dead.spec, self.lives[number])
-            self._revivals[number] = supervised("engine-add", partial(self._revive, [dead], 0.0))
+            work = partial(self._revive, [dead], 0.0)
+            self._revivals[number] = supervised("engine-restart", work)
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the last message of any engine; each is pinged every second."""

@@ -80,8 +80,8 @@ class Beats:
                 self._heard_s[number] = now_s
                 *lines, self._begun[number] = (self._begun[number] + received).split(b"\n")
                 for line in lines:
-                    for engine, told in (_read(line, GivenUp) or {}).items():
-                        found[engine] = min(told, found.get(engine, told))
+                    for engine, fate in (_read(line, GivenUp) or {}).items():
+                        found[engine] = min(fate, found.get(engine, fate))
         return found
 
     def answer(self, lives: Lives) -> None:
