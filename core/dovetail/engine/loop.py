@@ -288,7 +288,6 @@ class EngineLoop:
             now_s=time.monotonic(),
             failing=failing(),
             condition=self._core.condition(),
-            engine=self._core.spec.engine,
         )
 
     def _greet(self, client: bytes) -> None:

@@ -139,7 +139,6 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
     condition: EngineCondition
-    engine: int = 0
 
 
 class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
@@ -183,7 +182,8 @@ class Resume(Operation[None], frozen=True, tag="resume"):
 
 
 class Leave(Operation[None], frozen=True, tag="leave"):
-    """Have clients send new requests to engines other than `engine`; or to it again."""
+    """Have clients send new requests to engines other than `engine`, where those that come anyway
+    wait. Returns when it has no others. Without `leaves` it takes them again."""
 
     engine: int
     leaves: bool = True

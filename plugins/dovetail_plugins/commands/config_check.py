@@ -147,9 +147,9 @@ def _memory_text(spec: EngineSpec) -> str:
 
 
 def _tokenizer_text(spec: EngineSpec, ahead: Preview) -> str:
-    if not ahead.vocab_size:
+    if not ahead.facts.vocab_size:
         return "none: requests carry token ids"
-    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens"
+    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.facts.vocab_size} tokens"
 
 
 def _template_text(config: Config, ahead: Preview) -> str:

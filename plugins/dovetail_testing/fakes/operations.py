@@ -25,7 +25,7 @@ class FakeOperations:
             first = EngineStatus(
                 num_steps=0, num_running=0, num_waiting=0, condition=self.condition
             )
-            return [first, structs.replace(first, engine=1, condition=EngineCondition())]
+            return [first, structs.replace(first, condition=EngineCondition())]
         self.operations.append(operation)
         self.condition = EngineCondition(is_paused=not isinstance(operation, Resume))
         return [None, None]

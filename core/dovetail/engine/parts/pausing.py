@@ -20,6 +20,7 @@ class Pausing(EnginePart):
         self._is_paused = self._is_leaving = False
         self._held: dict[str, ActiveRequest] = {}
         self._pending: list[tuple[Pause, Future[None]]] = []
+        self._departures: list[Future[None]] = []
 
     def perform(self, operation: AnyOperation) -> Any:
         """Resume, leave, or pause: then the future is done once no step runs. Raises: RequestError.
@@ -27,9 +28,7 @@ class Pausing(EnginePart):
         if isinstance(operation, Resume):
             return self._resume()
         if isinstance(operation, Leave):
-            if operation.engine == self._number:
-                self._is_leaving = operation.leaves
-            return None
+            return self._leave(operation)
         if not isinstance(operation, Pause):
             return NotImplemented
         if operation.mode == "keep" and operation.drops:
@@ -41,6 +40,13 @@ class Pausing(EnginePart):
         self._pending.append((operation, done))
         return done
 
+    def _leave(self, operation: Leave) -> Future[None] | None:
+        if operation.engine != self._number:
+            return None
+        self._is_leaving = operation.leaves
+        self._departures.append(Future())
+        return self._departures[-1]
+
     def _resume(self) -> None:
         self._is_paused = self._engine.is_held = False
         for _, done in self._take_pending():
@@ -51,8 +57,12 @@ class Pausing(EnginePart):
         return pending
 
     def poll(self) -> None:
-        """Complete a pause once no step is in flight and no request runs that it waits for."""
+        """Complete a pause once no step is in flight and no request runs that it waits for. An
+        engine can leave once it has no requests but those that wait here, without output."""
         engine = self._engine
+        if not (self._is_leaving and (engine.active or engine.is_stepping)):
+            while self._departures:
+                self._departures.pop().set_result(None)
         if not self._pending or engine.is_stepping or not (engine.is_held or not engine.active):
             return
         engine.is_held = True
@@ -62,14 +72,15 @@ class Pausing(EnginePart):
             done.set_result(None)
 
     def must_wait(self, active: ActiveRequest) -> bool:
-        """Return whether the engine is paused. Mutates: self"""
-        if self._is_paused:
+        """Return whether the engine is paused or leaves. Mutates: self"""
+        must_wait = self._is_paused or self._is_leaving
+        if must_wait:
             self._held[active.request_id] = active
-        return self._is_paused
+        return must_wait
 
     def take_ready(self) -> Iterable[Ready]:
         """Return the requests that came during a pause, after it. Mutates: self"""
-        if self._is_paused:
+        if self._is_paused or self._is_leaving:
             return ()
         held, self._held = self._held, {}
         return [(active, None) for active in held.values()]

@@ -29,16 +29,6 @@ class Preview:
     renderer: ChatRenderer
     parsers: ParserChoice
 
-    @property
-    def template(self) -> str:
-        """Return the text that shows the format of chats, empty if there is none."""
-        return self.renderer.source
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the size of the tokenizer's vocabulary."""
-        return self.facts.vocab_size
-
 
 def settings_in_force(
     config: Config,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from dovetail.engine.messages import Leave, Ping
+from dovetail.engine.messages import Leave
 from dovetail.errors import DovetailError, RequestError
 from dovetail.observability.metrics import counter
 from dovetail.processes.uninterrupted import uninterrupted
@@ -23,7 +23,7 @@ from dovetail_plugins.apis._engines import engine_report
 
 REMOVED = "it was removed on request."
 NOTICE_S = 0.25
-"""In this time all API processes hear that an engine leaves, and their last requests arrive."""
+"""In this time all API processes hear that an engine leaves."""
 NEWS_S = 3.0
 """In this time an API process learns what another one has done to the engines."""
 CONNECT_S = 20.0
@@ -92,21 +92,18 @@ async def _remove(server: App, number: int, timeout_s: float) -> None:
         raise _refused(f"engine {number} has ended: {server.engine.states()[place].reason}")
     if not await _soon(server, lambda: _has_others(server, number)):
         raise _last(number)
-    await server.engine.call_each(Leave(engine=number))
-    await asyncio.sleep(NOTICE_S)
+    emptied = asyncio.ensure_future(server.engine.call_each(Leave(engine=number)))
+    await asyncio.wait({emptied}, timeout=NOTICE_S)
+    if emptied.done():
+        await emptied
     if not _has_others(server, number):  # two were asked to leave at once
         await server.engine.call_each(Leave(engine=number, leaves=False))
+        await emptied
         raise _last(number)
-    while time.monotonic() < deadline_s and await _has_requests(server, number):
-        await asyncio.sleep(LOOK_S)
+    await asyncio.wait({emptied}, timeout=max(0.0, deadline_s - time.monotonic()))
     server.engine.give_up({number: (server.engine.lives[place].pid, REMOVED)})
+    await asyncio.gather(emptied, return_exceptions=True)  # without the engine, if it had requests
     REMOVALS.inc()
-
-
-async def _has_requests(server: App, number: int) -> bool:
-    """Return whether an engine has requests of any API process."""
-    found = await server.engine.call_each(Ping())
-    return any(one.num_running + one.num_waiting > 0 for one in found if one.engine == number)
 
 
 async def _soon(server: App, claim: Callable[[], bool]) -> bool:
