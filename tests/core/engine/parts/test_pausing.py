@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.messages import Pause, Ping, Resume
+from dovetail.engine.messages import Leave, Pause, Ping, Resume
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_testing.fakes.engine import fake_spec
@@ -117,5 +117,29 @@ def test_what_cannot_be_is_refused_and_waiting_requests_can_be_aborted() -> None
             late = Job(engine, "late")
             await engine.call_each(Resume())
             assert len(await late.task) > 3
+
+    run(main())
+
+
+def test_an_engine_can_leave_when_it_has_no_requests_but_those_that_came_late() -> None:
+    async def main() -> None:
+        async with running() as engine:
+            wanted = {prompt: await Job(engine, prompt).task for prompt in ("old", "late")}
+            old = Job(engine, "old")
+            await old.begun()
+            await engine.call_each(Leave(engine=7))  # another one
+            assert not engine.states()[0].is_leaving
+            leaving = asyncio.create_task(engine.call_each(Leave(engine=0)))
+            while not engine.states()[0].is_leaving:
+                await asyncio.sleep(0.002)
+            late = Job(engine, "late")
+            assert not leaving.done()
+            await leaving
+            assert await old.task == wanted["old"]
+            await asyncio.sleep(QUIET_S)
+            assert late.pieces == []
+            await engine.call_each(Leave(engine=0, leaves=False))
+            assert await late.task == wanted["late"]
+            assert not engine.states()[0].is_leaving
 
     run(main())
