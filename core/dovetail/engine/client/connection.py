@@ -267,10 +267,9 @@ class EngineConnection:
                     self._listener.step(step)
             case Return():
                 self.calls.take(message)
-            case EngineCondition(num_resets=num_resets):
-                is_reset = num_resets != self.condition.num_resets
-                self.condition = message
-                if is_reset:
+            case EngineCondition():
+                before, self.condition = self.condition, message
+                if before.num_resets != message.num_resets:
                     self._listener.reset(self)
             case Phase(name, duration_s):
                 self.phases.append(message)

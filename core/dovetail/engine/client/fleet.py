@@ -339,6 +339,7 @@ class Fleet(EngineOperations):
         Raises: their start-up errors"""
         earlier = [one.host for one in dead if isinstance(one.host, EngineProcess)]
         await asyncio.gather(*self._tidying, *(closed(host, 0.0) for host in earlier))
+        self._tidying = [task for task in self._tidying if not task.done()]
         hosts = begun([one.spec for one in dead], earlier)
         fresh = [
             self._connected(one.number, one.spec, host.end, host)

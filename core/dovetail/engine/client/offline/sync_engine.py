@@ -131,7 +131,7 @@ class SyncEngine(SyncClient):
         self._stats = StatLoggers.build(spec, is_offline=True)
 
     def _refusal(self) -> RequestError | None:
-        return asleep_error() if self.is_sleeping else None
+        return asleep_error() if self.spec.can_sleep and self.is_sleeping else None
 
     @property
     def has_work(self) -> bool:
