@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.engine.messages import LoadAdapter
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 
 Clock = Callable[[], float]
@@ -85,13 +86,11 @@ def write_adapter(
 
 def load(engine: SyncEngine, name: str, folder: Path, clock: Clock) -> float:
     """Return how long an adapter takes until a request may ask for it."""
-    adapters = engine.core.adapters
-    assert adapters is not None
     start_s = clock()
-    done = adapters.load(AdapterSource(name=name, path=str(folder)))
+    done = engine.core.perform(LoadAdapter(source=AdapterSource(name=name, path=str(folder))))
     while not done.done():
         time.sleep(RARELY_S if clock is time.process_time else OFTEN_S)
-        adapters.poll()
+        engine.core.poll()
     done.result()
     return clock() - start_s
 

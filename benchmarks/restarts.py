@@ -7,6 +7,10 @@ engines must be alive, and the server must not have more processes, threads, des
 TMPDIR or segments in /dev/shm than before.
 
     PYTHONPATH=core:plugins:kernels python -m benchmarks.restarts [--minutes 10] [--every 10]
+    PYTHONPATH=core:plugins:kernels python -m benchmarks.restarts --rounds 100
+
+With `--rounds` no engine is killed: in each round one is drained and added again, the two in turns,
+and then no request at all may fail.
 
 The exit status is 1 if a request was lost, answered otherwise, or never ended, or if something
 leaks.
@@ -24,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,8 @@ START_LIMIT_S = 120.0
 REQUEST_LIMIT_S = 120.0
 """A request that has not ended by then never does."""
 FINE = ("answered", "lost after it had begun")
+"""How requests may end where engines are killed."""
+DRAIN_S = 60.0
 
 
 class Client:
@@ -51,11 +58,11 @@ class Client:
         self.longest_s = 0.0
         self.errors: Counter[str] = Counter()
 
-    async def run(self, until_s: float) -> None:
-        """Ask until a time of the monotonic clock. Mutates: self"""
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Ask until it is over. Mutates: self"""
         for turn in itertools.count():
             begun_s = time.monotonic()
-            if begun_s > until_s:
+            if is_over():
                 return
             prompt = (self._number + turn) % NUM_PROMPTS
             ask = streamed if self._number % 2 else whole
@@ -135,16 +142,32 @@ def left_in(folder: Path) -> list[str]:
     return sorted([*names, *(str(one) for one in (folder / "tmp").iterdir())])
 
 
-async def kill_some(server: Family, every_s: float, until_s: float) -> int:
+async def kill_some(server: Family, every_s: float, minutes: float) -> str:
     """Kill one engine after the other; return how many."""
+    until_s = time.monotonic() + 60 * minutes
     for number in itertools.count():
         await asyncio.sleep(every_s)
         if time.monotonic() > until_s:
-            return number
+            return f"{number} engines killed in {minutes:g} minutes"
         engines = server.of(ENGINE)
         if engines:
             engines[0].kill()  # the eldest, so they take turns
     raise AssertionError("it counts for ever")
+
+
+async def drain_some(http: httpx.AsyncClient, rounds: int) -> str:
+    """Drain and add one engine after the other; return how often, and how long that took."""
+    drains_s, adds_s = [], []
+    for turn in range(rounds):
+        for path, took_s in (("drain", drains_s), ("add", adds_s)):
+            body = {"engine": turn % 2} | ({"timeout": DRAIN_S} if path == "drain" else {})
+            begun_s = time.monotonic()
+            answer = await http.post(f"/engines/{path}", json=body)
+            took_s.append(time.monotonic() - begun_s)
+            assert answer.status_code == 200, answer.text
+    means = f"mean {sum(drains_s) / rounds:.1f} s and {sum(adds_s) / rounds:.1f} s"
+    longest = f"at most {max(drains_s):.1f} s and {max(adds_s):.1f} s"
+    return f"{rounds} engines drained and added again, {means}, {longest}"
 
 
 async def all_up(http: httpx.AsyncClient) -> dict[str, Any]:
@@ -158,25 +181,30 @@ async def all_up(http: httpx.AsyncClient) -> dict[str, Any]:
             await asyncio.sleep(0.1)
 
 
-async def measure(server: Family, url: str, folder: Path, minutes: float, every_s: float) -> bool:
+async def measure(server: Family, url: str, folder: Path, given: argparse.Namespace) -> bool:
     """Print what happened; return whether nothing was lost and nothing leaks."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_LIMIT_S, limits=limits) as http:
         await all_up(http)
         wanted = [(await whole(http, prompt))[0] for prompt in range(NUM_PROMPTS)]
         warm = [Client(http, number, wanted) for number in range(NUM_CLIENTS)]
-        await asyncio.gather(*(one.run(time.monotonic() + 3) for one in warm))
+        warm_s = time.monotonic() + 3
+        await asyncio.gather(*(one.run(lambda: time.monotonic() > warm_s) for one in warm))
         before, left_before = size_of(server), left_in(folder)
-        until_s = time.monotonic() + 60 * minutes
         clients = [Client(http, number, wanted) for number in range(NUM_CLIENTS)]
-        killing = asyncio.create_task(kill_some(server, every_s, until_s))
-        await asyncio.gather(*(one.run(until_s) for one in clients))
-        num_killed = await killing
+        disturbs = (
+            drain_some(http, given.rounds)
+            if given.rounds
+            else kill_some(server, given.every, given.minutes)
+        )
+        disturbing = asyncio.create_task(disturbs)
+        await asyncio.gather(*(one.run(disturbing.done) for one in clients))
+        done = await disturbing
         told = await all_up(http)
         await asyncio.sleep(3)  # connections that end
         after, left_after = size_of(server), left_in(folder)
     ends = sum((one.ends for one in clients), Counter[str]())
-    print(f"{num_killed} engines killed in {minutes:g} minutes; restarts:", _restarts(told))
+    print(f"{done}; restarts:", _restarts(told))
     print(f"requests: {ends.total()}:", ", ".join(f"{n} {end}" for end, n in ends.most_common()))
     print(f"longest request: {max(one.longest_s for one in clients):.1f} s")
     for error, count in sum((one.errors for one in clients), Counter[str]()).most_common(6):
@@ -185,7 +213,8 @@ async def measure(server: Family, url: str, folder: Path, minutes: float, every_
     new = sorted(set(left_after) - set(left_before))
     print("new files:", new or "none")
     grown = {name for name in after if after[name] > before[name] + 4}
-    return not (set(ends) - set(FINE)) and not new and not grown
+    fine = {"answered"} if given.rounds else set(FINE)
+    return not (set(ends) - fine) and not new and not grown
 
 
 def _restarts(told: dict[str, Any]) -> list[int]:
@@ -197,6 +226,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
+    parser.add_argument("--rounds", type=int, default=0, help="drain and add this often instead")
     parser.add_argument("--log", action="store_true", help="print the server's log at the end")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="restarts-") as name:
@@ -206,12 +236,13 @@ def main() -> int:
         words = [
             "--port", str(port), "--data-parallel-size", "2", "--api-server-count", "2",
             "--cpu-cores", "nobind", "--max-model-len", "512", "--max-engine-restarts", "100000",
+            "--enable-dev-endpoints",
         ]  # fmt: skip
         env = dict(os.environ) | {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
         server = Family(words, env, folder / "log")
         try:
             url = f"http://127.0.0.1:{port}"
-            is_good = asyncio.run(measure(server, url, folder, given.minutes, given.every))
+            is_good = asyncio.run(measure(server, url, folder, given))
             server.process.terminate()
             status = server.process.wait(60)
             rest = [one.pid for one in server.members()]

@@ -273,6 +273,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("scheduler", f"{TORCH}:TrustingScheduler", "drafts_change_no_token[False]"),
     ("scheduler", f"{TORCH}:TalkativeCounts", "plans_nothing_for_nobody"),
     ("scheduler", f"{TORCH}:LosingScheduler", "swapped_blocks_are_where_they_should_be[400]"),
+    ("scheduler", f"{TORCH}:KeepingScheduler", "takes_all_blocks_when_asked[running]"),
     ("worker", f"{TORCH}:ForgivingWorker", "faults_are_reported_not_raised"),
     ("worker", f"{TORCH}:AnywhereWorker", "says_which_devices_fit"),
     ("worker", f"{TORCH}:BackwardWorker", "draws_what_was_asked"),

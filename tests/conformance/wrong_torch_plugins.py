@@ -478,6 +478,13 @@ class LosingScheduler(ContinuousScheduler):
         return msgspec.structs.replace(super().plan(), swapped_out=())
 
 
+class KeepingScheduler(ContinuousScheduler):
+    """Leaves all requests their blocks."""
+
+    def preempt_all(self) -> None:
+        """Do nothing."""
+
+
 class LosingWorker(CpuWorker):
     """Copies nothing back from the host."""
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,9 +17,11 @@ import psutil
 import pytest
 
 from dovetail import LLM
+from dovetail.cli.main import main
 from dovetail.config.rules.machine.platform import usable_cores
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from support import killing_policy
+from support.orphans import command_of
 from support.server_process import ServerProcess
 
 pytestmark = [
@@ -38,7 +44,7 @@ def server() -> Iterator[ServerProcess]:
 
 def engines_of(server: ServerProcess) -> list[psutil.Process]:
     found = server.descendants()
-    return [child for child in found if "dovetail.engine.process" in child.cmdline()]
+    return [child for child in found if "dovetail.engine.process" in command_of(child)]
 
 
 def completion(client: httpx.Client, **body: Any) -> Any:
@@ -205,6 +211,56 @@ def test_a_request_that_kills_engines_is_refused_and_the_others_answered(
             await whole_again(client, before + 3)
 
     asyncio.run(main())
+
+
+def engines(server: ServerProcess, capsys: pytest.CaptureFixture[str], *words: str) -> list[Any]:
+    """Return what `dovetail engines` prints of a server's engines."""
+    assert main(["engines", *words, "--url", server.url, "--json"]) == 0
+    return list(json.loads(capsys.readouterr().out))
+
+
+def test_engines_leave_and_come_back_under_load(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No request fails, whichever API process is asked; the last engine stays."""
+    ends: Counter[bool] = Counter()
+    is_over = threading.Event()
+    limits = httpx.Limits(max_keepalive_connections=0)  # each to any API process
+
+    def ask(seed: int) -> None:
+        body = {"prompt": f"{seed} x", "max_tokens": 60, "ignore_eos": True, "seed": seed}
+        with httpx.Client(base_url=server.url, timeout=60, limits=limits) as client:
+            wanted: str | None = None
+            while not is_over.is_set():
+                answer = client.post("/v1/completions", json=body)
+                text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else ""
+                wanted = wanted or text
+                ends[bool(text) and text == wanted] += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, seed) for seed in range(8)]
+        try:
+            for number in ("0", "1", "0"):
+                states = engines(server, capsys, "drain", number, "--timeout", "20")
+                assert states[int(number)]["state"] == "removed"
+                until_s = time.monotonic() + 10
+                while len(engines_of(server)) > 1:
+                    assert time.monotonic() < until_s
+                    time.sleep(0.05)
+                assert main(["engines", "drain", str(1 - int(number)), "--url", server.url]) != 0
+                assert "last one" in capsys.readouterr().err
+                assert engines(server, capsys, "add", number)[int(number)]["state"] == "up"
+        finally:
+            is_over.set()
+    assert [task.result() for task in asking] and set(ends) == {True} and ends[True] > 30
+    assert engines(server, capsys, "remove", "1")[1]["state"] == "removed"
+    assert engines(server, capsys, "add", "1")[1]["state"] == "up"
+    until_s, num_good = time.monotonic() + 15, 0
+    while num_good < 8:  # until every API process knows
+        assert time.monotonic() < until_s
+        states = engines(server, capsys, "list")
+        num_good = num_good + 1 if {one["state"] for one in states} == {"up"} else 0
+        time.sleep(0.1)
 
 
 def test_the_end_leaves_nothing(server: ServerProcess) -> None:

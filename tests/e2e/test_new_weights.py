@@ -303,7 +303,6 @@ def test_a_server_goes_on_and_starts_again_with_the_new_weights(first: Path, sec
         assert complete() == ("v2", new)
         refused = client.post("/update_weights", json={"path": str(first / "no")})
         assert (refused.status_code, complete()) == (400, ("v2", new))
-        time.sleep(1.2)  # the engine's next ping brings it to the process that starts engines
         server.engine().kill()
         assert complete() == ("v2", new)
         assert client.get("/server_info").json()["weights"]["path"] == str(second)
@@ -311,3 +310,73 @@ def test_a_server_goes_on_and_starts_again_with_the_new_weights(first: Path, sec
         assert client.post("/update_weights_from_disk", json=sglang).json()["success"] is True
         wait_for("v3")
         assert complete() == ("v3", old)
+
+
+class Streamed:
+    """An answer that is being read, as the ids of its tokens."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        self.ids: list[int] = []
+        self.versions: set[str] = set()
+        self._thread = threading.Thread(target=self._read, args=(url, body))
+        self._thread.start()
+
+    def _read(self, url: str, body: dict[str, Any]) -> None:
+        asked = {**body, "stream": True, "return_token_ids": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as stream:
+            self.versions.add(stream.headers[HEADER])
+            for line in lines_of(stream):
+                if line != "data: [DONE]":
+                    self.ids += json.loads(line[6:])["choices"][0]["token_ids"]
+
+    def begun(self) -> Streamed:
+        until_s = time.monotonic() + 30
+        while len(self.ids) < 3:
+            assert time.monotonic() < until_s
+            time.sleep(0.005)
+        return self
+
+    def whole(self) -> list[int]:
+        self._thread.join(60)
+        return self.ids
+
+
+@pytest.mark.parametrize("clear_cache", [False, True])
+def test_a_pause_changes_no_answer_and_weights_can_be_replaced_in_it(
+    first: Path, second: Path, clear_cache: bool
+) -> None:
+    """With two API processes and two engines; requests that come meanwhile wait, and get the new
+    weights. Those that run keep their KV cache, or are computed again by the new weights."""
+    flags = ("--enable-dev-endpoints", "--kv-cache-memory-bytes", "4m", "--max-model-len", "1024",
+             "--api-server-count", "2", "--data-parallel-size", "2", "--cpu-cores", "nobind",
+             "--data-parallel-router", "round_robin", "--port", "0")  # fmt: skip
+    with ServerProcess(str(first), *flags) as server, server.wait_ready().client() as client:
+        body = {"temperature": 0, "ignore_eos": True, "max_tokens": 400}
+        bodies = [{**body, "prompt": prompt} for prompt in PROMPTS]
+        long = {**bodies[0], "max_tokens": 900}
+        wanted = Streamed(server.url, long).whole()
+        pause = f"/pause?mode=keep&clear_cache={str(clear_cache).lower()}"
+        for folder in (first, second):
+            old = Streamed(server.url, long).begun()
+            assert client.post(pause).json() == {"status": "paused"}
+            new = [Streamed(server.url, one) for one in bodies]
+            at_rest = len(old.ids)
+            time.sleep(0.3)
+            assert len(old.ids) <= at_rest + 2  # what was on its way
+            assert client.get("/is_paused").json() == {"is_paused": True}
+            assert client.get("/health").status_code == 200
+            assert client.post("/update_weights", json={"path": str(folder)}).status_code == 200
+            assert not any(one.ids for one in new)
+            client.post("/resume")
+            answers = [tuple(one.whole()[:12]) for one in new]
+            assert answers == fresh(folder)
+            if folder == first:
+                assert old.whole() == wanted
+        known = old.whole()
+        at_rest = max(n for n in range(len(known)) if known[:n] == wanted[:n])
+        after = [*PROMPTS[0], *known[:at_rest]]
+        with LLM(str(second), **{**ENGINE, "max_model_len": 1024}) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+            recomputed = llm.generate([after], params, use_tqdm=False)[0].outputs[0].token_ids
+        said = tuple(known[at_rest : at_rest + 40])
+        assert (said == recomputed[: len(said)]) == clear_cache

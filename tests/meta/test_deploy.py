@@ -155,7 +155,7 @@ def test_the_dockerfile_is_linted() -> None:
 
 def test_the_cluster_fits_the_schemas_of_kubernetes() -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="comes with the extra `test`")
-    for one in documents("kubernetes/dovetail.yaml"):
+    for one in (*documents("kubernetes/dovetail.yaml"), *documents("kubernetes/hpa.yaml")):
         validator.validate(one, validator.latest_version(), strict=True)
 
 
@@ -232,6 +232,22 @@ def test_the_dashboard_is_made_and_its_metrics_exist() -> None:
     assert len(numbers) == len(set(numbers))
     places = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]}
     assert len(places) == len(numbers)
+
+
+@pytest.mark.parametrize("name", ["hpa", "keda"])
+def test_what_scales_asks_for_metrics_that_exist_and_names_the_deployment(name: str) -> None:
+    text = (DEPLOY / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how_to" / "deploy.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"dovetail:\w+", text))
+    assert len(named) >= 2 and named - exposed_names() == set()
+    shown = set(re.findall(r"dovetail:\w+", page.partition("### Scale with the load")[2]))
+    assert shown - exposed_names() == {"dovetail:request_prompt_tokens"}  # a histogram, as a whole
+    (scaler,) = documents(f"kubernetes/{name}.yaml")
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target["name"] == cluster("Deployment")["metadata"]["name"]
+    if name == "hpa":
+        made = set(re.findall(r"name: {as: (\w+)}", text))
+        assert {one["pods"]["metric"]["name"] for one in scaler["spec"]["metrics"]} == made
 
 
 def test_labels_of_the_dashboard_are_those_of_the_metrics() -> None:

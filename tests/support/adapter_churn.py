@@ -18,7 +18,7 @@ from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.layers.adapters.linear import SlotWeights
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support.inside import engine_of
+from support.inside import adapters_of, engine_of
 from support.written_lora import write_lora
 
 RUNNING, SERVED, NUM_TOKENS = 32, 6, 8
@@ -42,7 +42,7 @@ class Churn:
 
     def __init__(self, engine: Any, sorts: list[Path]) -> None:
         self.engine, self.sorts = engine, sorts
-        self.adapters = engine.core.adapters
+        self.adapters = adapters_of(engine.core)
         self.chance = random.Random(4)
         self.wanted: dict[int, list[int]] = {}
         self.running: dict[int, tuple[int, list[int]]] = {}

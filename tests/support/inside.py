@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dovetail.engine.parts.adapter_requests import AdapterRequests
+from dovetail.engine.parts.adapters import Adapters
 from dovetail.engine.parts.block_events import BlockEvents
 from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.parts.encodings import Encodings
@@ -78,6 +80,11 @@ def part_of(core: EngineCore, kind: type[Part]) -> Part:
     """Return the core's part of this class. Raises: ValueError if it is not switched on"""
     (found,) = (part for part in core._parts if isinstance(part, kind))
     return found
+
+
+def adapters_of(core: EngineCore) -> Adapters:
+    """Return the adapters that the core serves."""
+    return part_of(core, AdapterRequests)._adapters
 
 
 def executor_of(core: EngineCore) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.sampling_params import SamplingParams
+from support.inside import adapters_of
 
 Json = dict[str, Any]
 
@@ -69,7 +70,7 @@ def wanted(model: Any, ids: Sequence[int], num_tokens: int) -> Answer:
 
 def load(engine: Any, *folders: Path) -> None:
     """Have an engine of this thread serve adapters, by the names of their folders."""
-    adapters = engine.core.adapters
+    adapters = adapters_of(engine.core)
     loads = [adapters.load(AdapterSource(name=f.name, path=str(f))) for f in folders]
     while not all(one.done() for one in loads):
         adapters.poll()

@@ -74,7 +74,7 @@ IMPORTS = (
     *("dovetail_plugins.workers._engine_imports", "dovetail_plugins.device_workers.sleep"),
 )
 SERVERS_IMPORTS = (
-    *("dovetail.server.launch.lifecycle", "dovetail.server.launch.preview"),
+    *("dovetail.server.launch.lifecycle", "dovetail.server.launch.settings"),
     *("dovetail.server.launch.settings", "dovetail_plugins.gates._door"),
 )
 SERVERS_KINDS = ("api", "stat_logger")

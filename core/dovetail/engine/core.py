@@ -19,16 +19,15 @@ from dovetail import registry
 from dovetail.engine.active_request import ActiveRequest, StepInFlight
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.building import build_cache, build_executor, plan_layout
-from dovetail.engine.messages import EngineRequest, RequestUpdate
+from dovetail.engine.messages import AnyOperation, EngineCondition, EngineRequest, RequestUpdate
 from dovetail.engine.parts.build import PartsBuilder
 from dovetail.engine.parts.part import StepRecord
 from dovetail.engine.request_tracker import RequestTracker
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
-from dovetail.errors import EngineDead, RequestError
+from dovetail.errors import EngineDead
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
-from dovetail.interfaces.executor import DROP_WEIGHTS, READ_WEIGHTS, UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
@@ -51,8 +50,8 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the steps recorded so far, `weights` are the path and version
-    of new weights."""
+    """One engine. `num_steps` counts the steps recorded so far, `active` are the requests with the
+    scheduler. While it `is_held`, a part wants no request to get a step."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
@@ -61,7 +60,9 @@ class EngineCore:
         """
         self.spec = spec
         self.num_steps = 0
-        self.weights: dict[str, Any] = {}
+        self.active: dict[str, ActiveRequest] = {}
+        self.is_held = False
+        self._num_resets = 0
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
         self._stalled_since_s = 0.0
@@ -81,30 +82,32 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = build_cache(spec, self._executor, self.layout, kv_policy)
             self._counter = StepCounter(self.cache, engine=spec.engine)
-            active: dict[str, ActiveRequest] = {}
-            parts = builder.build(
-                self._executor,
-                self.layout,
-                self.cache,
-                active=active,
-                counter=self._counter,
-                forget_memory=self._forget_memory,
+            self._parts = builder.build(
+                self._executor, self.layout, self.cache, self, self._counter
             )
             self._scheduler: Scheduler = registry.make(
                 spec.scheduler, spec.schedule, self.cache, policy
             )
             undo.pop_all()
-        self._parts = parts.in_order
-        self.adapters, self.sleep_mode = parts.adapters, parts.sleep_mode
         self._requests = RequestTracker(
-            active, self._parts, self._scheduler, self.cache, self._counter, spec.run
+            self.active, self._parts, self._scheduler, self.cache, self._counter, spec.run
         )
 
     @property
     def has_work(self) -> bool:
         """Return whether there is work or output for a step, or other engines need a step."""
-        own = self._requests.has_work or bool(self._pending_steps)
-        return own or any(part.has_work for part in self._parts)
+        own = self._requests.has_updates if self.is_held else self._requests.has_work
+        return own or self.is_stepping or any(part.has_work for part in self._parts)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Return whether a step is in flight."""
+        return bool(self._pending_steps)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there are no requests, nor updates to return."""
+        return not (self._requests.has_work or self.is_stepping)
 
     @property
     def idle_wake_s(self) -> float:
@@ -112,12 +115,13 @@ class EngineCore:
         return min(part.idle_wake_s for part in self._parts)
 
     def counts(self) -> tuple[int, int]:
-        """Return (running, waiting)."""
-        return self._scheduler.counts()
+        """Return (running, waiting), with those that the scheduler does not have yet."""
+        num_running, num_waiting = self._scheduler.counts()
+        return num_running, num_waiting + len(self._requests.admission)
 
     def stats(self) -> StepStats:
         """Return the engine's statistics between two steps."""
-        return self._counter.take(self._scheduler.counts(), self._parts)
+        return self._counter.take(self.counts(), self._parts)
 
     def add(self, message: EngineRequest) -> None:
         """Queue a request. If it cannot run, the next step reports an error for it.
@@ -132,7 +136,25 @@ class EngineCore:
 
     def abort_all(self) -> None:
         """Abort every request. The next steps report them."""
-        self.abort((*self._requests.active, *self._requests.admission))
+        self.abort((*self.active, *self._requests.admission))
+
+    def perform(self, operation: AnyOperation) -> Any:
+        """Return an operation's result or its future. Raises: RequestError, ConfigError"""
+        results = (part.perform(operation) for part in self._parts)
+        return next(result for result in results if result is not NotImplemented)
+
+    def poll(self) -> None:
+        """Have the parts complete what operations have begun, if that is possible now."""
+        for part in self._parts:
+            part.poll()
+
+    def condition(self) -> EngineCondition:
+        """Return what operations have made of the engine."""
+        fields: dict[str, Any] = {}
+        repeats: list[AnyOperation] = []
+        for part in reversed(self._parts):  # sleep is last
+            part.describe(fields, repeats)
+        return EngineCondition(num_resets=self._num_resets, repeats=tuple(repeats), **fields)
 
     def step(self) -> StepOutput:
         """Plan and submit a step; once enough steps are in flight, record the oldest one.
@@ -143,8 +165,7 @@ class EngineCore:
         for part in self._parts:
             part.begin_step()
         self._requests.admission.advance()
-        plan = self._scheduler.plan()
-        if plan.rows:
+        if not self.is_held and (plan := self._scheduler.plan()).rows:
             self._submit(plan, started_s)
             if len(self._pending_steps) < self._depth:
                 return StepOutput(updates=self._requests.take_updates())
@@ -157,7 +178,7 @@ class EngineCore:
         self._requests.note_start(plan, now_s)
         for part in self._parts:
             plan = part.complete(plan)
-        active = self._requests.active if self.spec.times_steps else {}
+        active = self.active if self.spec.times_steps else {}
         self._pending_steps.append(
             StepInFlight(plan, active, self._executor, is_busy=self._is_busy)
         )
@@ -166,15 +187,14 @@ class EngineCore:
     def _record(self, step: StepInFlight, started_s: float) -> StepOutput:
         """Wait for the oldest step and record its results. Mutates: self"""
         plan, result = step.plan, step.result()
-        self._is_busy = bool(self._requests.active)
+        self._is_busy = bool(self.active)
         changed = self._scheduler.update(plan, result)
-        counts = self._scheduler.counts()
         record = StepRecord(
             plan=plan,
             result=result,
             changed=changed,
             took_s=time.monotonic() - started_s,
-            num_unfinished=sum(counts),
+            num_unfinished=sum(self._scheduler.counts()),
         )
         for part in self._parts:
             part.note(record)
@@ -186,7 +206,7 @@ class EngineCore:
             part.publish()
         self._stalled_since_s = 0.0
         stats = self._counter.take(
-            counts,
+            self.counts(),
             self._parts,
             step_tokens=plan.num_tokens,
             result=result,
@@ -217,14 +237,14 @@ class EngineCore:
         self._end_if_stalled(time.monotonic())
         return StepOutput(
             updates=self._requests.take_updates(),
-            stats=None if self._requests.active else self.stats(),  # the last, after an abort
-            is_stalled=bool(self._requests.active or self._requests.admission),
+            stats=None if self.active else self.stats(),  # the last, after an abort
+            is_stalled=bool(self.active or self._requests.admission),
         )
 
     def _end_if_stalled(self, now_s: float) -> None:
         """End all requests if none could run for too long. Mutates: self"""
-        active = self._requests.active
-        if not active:
+        active = self.active
+        if not active or self.is_held:
             self._stalled_since_s = 0.0
         elif not self._stalled_since_s:
             self._stalled_since_s = now_s
@@ -234,9 +254,13 @@ class EngineCore:
                 active[request_id].request.finish("error", fault)
                 self.abort((request_id,))
 
-    def _forget_memory(self) -> None:
+    def preempt_all(self) -> None:
+        """Have all requests computed again from their start. Raises: RequestError"""
+        self._scheduler.preempt_all()
+
+    def forget_memory(self) -> None:
         """Drop all references to memory that the ranks have released."""
-        self.cache.forget_all()
+        self._forget_prefixes()
         for part in self._parts:
             part.forget_memory()
         for part in self._parts:
@@ -245,40 +269,22 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Invalidate every cached prefix, on the device and in external stores, since the weights
         may have changed. Running requests keep their blocks, which no other request will find."""
-        self.cache.forget_all()
-        for active in self._requests.active.values():
+        self._forget_prefixes()
+        for active in self.active.values():
             if any(self.cache.blocks_of(active.request)) or self.cache.find_swapped(active.request):
                 active.request.share_nothing()
         for part in self._parts:
-            part.distrust(self._requests.active)
+            part.distrust(self.active)
         for part in self._parts:
             part.publish()
 
-    def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Run a method on the workers of all ranks, after the steps in flight; return their
-        answers. New weights are used by all ranks or by none; then nothing computed by the old ones
-        is reused. Raises: RequestError; EngineDead if only some ranks use new weights"""
-        rpc, weights = self._executor.collective_rpc, call.kwargs
-        if call.method != UPDATE_WEIGHTS:
-            return rpc(call)
-        try:
-            rpc(WorkerCall(method=READ_WEIGHTS, args=call.args, kwargs=weights))
-        except RequestError:
-            rpc(WorkerCall(method=DROP_WEIGHTS))
-            raise
-        if weights.get("running") == "abort":
-            self.abort_all()
-        try:
-            answers = rpc(WorkerCall(method=UPDATE_WEIGHTS, kwargs=weights))
-        except RequestError as error:
-            raise EngineDead(f"its weights are partly new, partly old: {error.what}") from error
-        self.weights = weights
-        self.reset_prefix_cache()
-        return answers
+    def _forget_prefixes(self) -> None:
+        self.cache.forget_all()
+        self._num_resets += 1
 
     def check_idle(self) -> None:
         """Check the invariants of an engine without requests. Raises: AssertionError."""
-        if not self.has_work:
+        if self.is_empty:
             cache = self.cache
             cache.check_invariants()
             num_lost = cache.num_blocks - cache.num_free_blocks - cache.num_pinned_blocks

@@ -14,28 +14,24 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from dovetail.engine.core import EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
     Abort,
-    AdapterList,
     AddRequests,
     AnyOperation,
     AnyResult,
     Call,
-    CallWorkers,
     ClientHello,
     Dead,
+    EngineCondition,
     EngineRequest,
     EngineStatus,
     FromEngine,
-    GetSleepStatus,
     Goodbye,
-    ListAdapters,
-    LoadAdapter,
     Phase,
     Ping,
     Ready,
@@ -43,16 +39,10 @@ from dovetail.engine.messages import (
     ResetPrefixCache,
     Return,
     Shutdown,
-    Sleep,
-    SleepStatus,
     StartFailed,
     ToEngine,
-    UnloadAdapter,
     Updates,
-    WakeUp,
-    WorkerAnswers,
 )
-from dovetail.engine.parts.adapters import serving
 from dovetail.engine.parts.part import IDLE_WAKE_S
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
@@ -173,7 +163,7 @@ class EngineLoop:
         self._clients: dict[bytes, _Client] = {}
         self._owners: dict[str, bytes] = {}
         self._pending_calls: list[_PendingCall] = []
-        self._told_asleep = core.sleep_mode.asleep
+        self._told = EngineCondition()
         self._is_stopping = False
         self._is_stalled = False
         self._idle_since_s: float | None = None
@@ -190,6 +180,7 @@ class EngineLoop:
         while not self._is_stopping:
             for client, message in self._end.receive(self._poll_timeout_s()):
                 self._handle(client, message)
+            self._core.poll()
             if self._pending_calls:
                 self._return_finished()
             if self._worker_death is not None:
@@ -197,9 +188,6 @@ class EngineLoop:
             if self._core.has_work:
                 self._idle_since_s = None
                 self._publish(self._core.step())
-            elif self._core.sleep_mode.is_pending:
-                self._core.sleep_mode.fall_asleep()
-                self._tell_sleep()
             else:
                 self._idle()
         self._core.leave()
@@ -213,6 +201,7 @@ class EngineLoop:
     def _idle(self) -> None:
         """Check the executor; check the invariants once the engine has been idle for a while."""
         self._core.check_executor()
+        self._tell_condition()
         now_s = time.monotonic()
         if self._idle_since_s is None:
             self._idle_since_s = now_s
@@ -255,7 +244,6 @@ class EngineLoop:
             else:
                 done.set_result(result)
         self._pending_calls.append(_PendingCall(client, call.id, done))
-        self._tell_sleep()
 
     def _perform(self, operation: AnyOperation) -> AnyResult | Future[Any]:
         """Return the result, immediately or as a future that this thread polls between steps.
@@ -268,33 +256,12 @@ class EngineLoop:
                 return self._status()
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
-            case Sleep():
-                done = self._core.sleep_mode.begin_sleep(operation.level)
-                if not operation.waits:
-                    self._core.abort_all()
-                return done
-            case WakeUp(tags):
-                self._core.sleep_mode.wake_up(tags)
-            case GetSleepStatus():
-                return SleepStatus(self._core.sleep_mode.asleep)
-            case CallWorkers(call):
-                return WorkerAnswers(self._core.collective_rpc(call))
-            case LoadAdapter():
-                loader = serving(self._core.adapters)
-                return loader.load(operation.source, replaces=operation.replaces)
-            case UnloadAdapter(name):
-                serving(self._core.adapters).unload(name)
-            case ListAdapters():
-                adapters = self._core.adapters
-                return AdapterList(() if adapters is None else adapters.served())
-            case _:
-                assert_never(operation)
-        return None
+                return None
+        return self._core.perform(operation)
 
     def _return_finished(self) -> None:
         """Send clients the results of finished calls, in the order of the calls. Mutates: self"""
-        if self._core.adapters is not None:
-            self._core.adapters.poll()
+        self._tell_condition()
         calls, self._pending_calls = self._pending_calls, []
         for call in calls:
             if call.done.done():
@@ -302,27 +269,25 @@ class EngineLoop:
             else:
                 self._pending_calls.append(call)
 
-    def _tell_sleep(self) -> None:
-        """Send every client a changed sleep status, with the engine's statistics."""
-        asleep = self._core.sleep_mode.asleep
-        if asleep == self._told_asleep:
+    def _tell_condition(self) -> None:
+        """Send every client a changed condition, with the engine's statistics. Mutates: self"""
+        condition = self._core.condition()
+        if condition == self._told:
             return
-        self._told_asleep = asleep
+        self._told = condition
         for name in list(self._clients):
-            self._send(name, SleepStatus(asleep))
+            self._send(name, condition)
         self._publish(StepOutput(updates=[], stats=self._core.stats()))
 
     def _status(self) -> EngineStatus:
         num_running, num_waiting = self._core.counts()
-        adapters = self._core.adapters
         return EngineStatus(
             num_steps=self._core.num_steps,
             num_running=num_running,
             num_waiting=num_waiting,
             now_s=time.monotonic(),
             failing=failing(),
-            num_adapter_changes=0 if adapters is None else adapters.num_changes,
-            weights=self._core.weights,
+            condition=self._core.condition(),
         )
 
     def _greet(self, client: bytes) -> None:
@@ -334,9 +299,8 @@ class EngineLoop:
             pid=os.getpid(),
             machine=socket.gethostname(),
         )
+        self._send(client, self._told)
         self._send(client, ready)
-        if self._core.sleep_mode.asleep:
-            self._send(client, SleepStatus(self._core.sleep_mode.asleep))
 
     def _forget(self, client: bytes) -> None:
         """Abort the remaining requests of a client that has disconnected."""

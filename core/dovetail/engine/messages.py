@@ -6,7 +6,7 @@ Encoded as msgpack; the tag identifies the message type. Generation is a stream 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -121,28 +121,24 @@ class Operation(msgspec.Struct, Generic[Result], frozen=True):
     """An operation that an engine can be called for; its fields are the arguments.
 
     `Result` is what a call of it returns. To add one, define a struct here, add it to
-    `AnyOperation` (and its result to `AnyResult`), and handle it in `EngineLoop._perform`.
+    `AnyOperation` (and its result to `AnyResult`), and perform it in a part of the engine.
+    `is_vital`: an engine that cannot repeat it is not started again.
     """
+
+    is_vital: ClassVar[bool] = True
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
     """Health status. `num_steps` advances while there is work; `now_s` is the engine's monotonic
-    clock. `failing` names the engine's threads that have failed within the last minute.
-    `num_adapter_changes` grows when the list of adapters changes; `weights` as in EngineCore."""
+    clock. `failing` names the engine's threads that have failed within the last minute. Clients
+    hear of a changed `condition` at once."""
 
     num_steps: int
     num_running: int
     num_waiting: int
     now_s: float = 0.0
     failing: tuple[str, ...] = ()
-    num_adapter_changes: int = 0
-    weights: dict[str, Any] = {}
-
-
-class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
-    """The parts of the engine that are asleep: none while it is awake."""
-
-    asleep: tuple[str, ...] = ()
+    condition: EngineCondition
 
 
 class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
@@ -173,8 +169,24 @@ class WakeUp(Operation[None], frozen=True, tag="wake_up"):
     tags: tuple[str, ...] = ()
 
 
-class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
-    """Return the sleep status."""
+class Pause(Operation[None], frozen=True, kw_only=True, tag="pause"):
+    """Start no steps until Resume; new requests wait. Running ones are aborted, finish first, or
+    "keep" their place. With `drops` no KV cache of before is used. Returns when no step runs."""
+
+    mode: Literal["abort", "wait", "keep"]
+    drops: bool = False
+
+
+class Resume(Operation[None], frozen=True, tag="resume"):
+    """Start steps again."""
+
+
+class Leave(Operation[None], frozen=True, tag="leave"):
+    """Have clients send new requests to engines other than `engine`, where those that come anyway
+    wait. Returns when it has no others. Without `leaves` it takes them again."""
+
+    engine: int
+    leaves: bool = True
 
 
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
@@ -193,6 +205,7 @@ class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"
     """Read an adapter on every rank and serve it from then on. With `replaces`, it may replace one
     of the same name, which running requests keep using."""
 
+    is_vital: ClassVar[bool] = False
     source: AdapterSource
     replaces: bool = False
 
@@ -200,6 +213,7 @@ class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"
 class UnloadAdapter(Operation[None], frozen=True, tag="unload_adapter"):
     """Stop accepting requests for the adapter of this name; running requests keep using it."""
 
+    is_vital: ClassVar[bool] = False
     name: str
 
 
@@ -212,13 +226,31 @@ AnyOperation = (
     | ResetPrefixCache
     | Sleep
     | WakeUp
-    | GetSleepStatus
+    | Pause
+    | Resume
+    | Leave
     | CallWorkers
     | LoadAdapter
     | UnloadAdapter
     | ListAdapters
 )
-AnyResult = EngineStatus | SleepStatus | WorkerAnswers | AdapterList | None
+
+
+class EngineCondition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
+    """What operations have made of an engine: the parts that sleep, whether it is paused or leaves,
+    and the path and version of new weights. `num_resets` counts how often cached prefixes were
+    dropped. The operations `repeats` bring an engine that was started again to the same condition.
+    """
+
+    asleep: tuple[str, ...] = ()
+    is_paused: bool = False
+    is_leaving: bool = False
+    weights: dict[str, Any] = {}
+    num_resets: int = 0
+    repeats: tuple[AnyOperation, ...] = ()
+
+
+AnyResult = EngineStatus | WorkerAnswers | AdapterList | None
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -295,4 +327,4 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     reason: str
 
 
-FromEngine = Phase | Ready | StartFailed | Updates | Return | SleepStatus | Dead
+FromEngine = Phase | Ready | StartFailed | Updates | Return | EngineCondition | Dead

@@ -49,6 +49,11 @@ class RequestTracker:
         """Return whether there are requests, or updates that no step has returned yet."""
         return bool(self.active or self._updates or self.admission)
 
+    @property
+    def has_updates(self) -> bool:
+        """Return whether there are updates that no step has returned yet."""
+        return bool(self._updates)
+
     def add(self, message: EngineRequest) -> None:
         """Admit or refuse a request. Mutates: self"""
         request_id = message.request_id

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from dovetail.errors import RequestError
 from dovetail.interfaces.data.media import PromptPart
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
@@ -205,6 +206,11 @@ class Scheduler(Plugin):
 
         Returns the requests ended. Their rows are freed in the next plan.
         """
+
+    def preempt_all(self) -> None:
+        """Take the blocks of all requests, host blocks too, so that they are computed again. The
+        default: this scheduler has no "preemption". Raises: RequestError"""
+        raise RequestError("the scheduler does not preempt requests.", status=409)
 
     @abstractmethod
     def counts(self) -> tuple[int, int]:

@@ -10,4 +10,4 @@ OWN_VERSION = "default"
 
 def version_of(engine: Any) -> str:
     """Return the version of an engine's weights."""
-    return str(engine.weights.get("version") or OWN_VERSION)
+    return str(engine.condition.weights.get("version") or OWN_VERSION)

@@ -71,13 +71,25 @@ class Client:
         finally:
             response.close()
 
+    def at_root(
+        self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Return the answer of a route that is not below /v1, which may take `wait_s` longer than
+        usual. Raises: ServerError."""
+        path = self._path.removesuffix("/v1") + path
+        return _json(self._sent(method, path, body, ANSWER_TIMEOUT_S + wait_s))
+
     def _send(self, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+        return self._sent(method, self._path + path, body, ANSWER_TIMEOUT_S)
+
+    def _sent(self, method: str, path: str, body: Any, limit_s: float) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            response = send_request(self._parts, method, self._path + path, data, headers)
+            limits_s = (CONNECT_TIMEOUT_S, limit_s)
+            response = send_request(self._parts, method, path, data, headers, limits_s=limits_s)
         except BROKEN as error:
             raise ServerError(
                 f"no answer: {_error_text(error)}.", where=self._url, fix=_fix_of(error)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.config.config import Config
     from dovetail.interfaces.data.selection import Selection
     from dovetail.interfaces.data.spec import EngineSpec
-    from dovetail.server.launch.preview import Preview
+    from dovetail.server.launch.settings import Preview
 
 
 class ConfigCheckCommand(Command):
@@ -80,7 +80,7 @@ def _check_model(config: Config) -> None:
     """Check the requirements of one model's engine. Raises: ConfigError"""
     from dovetail.config.resolve import resolve
     from dovetail.engine.ipc.transport import make_socket_folder
-    from dovetail.server.launch.preview import look_ahead, make_parts
+    from dovetail_plugins.inspect.look_ahead import look_ahead, make_parts
 
     spec = resolve(config)
     _say("model", _model_text(spec))
@@ -147,9 +147,9 @@ def _memory_text(spec: EngineSpec) -> str:
 
 
 def _tokenizer_text(spec: EngineSpec, ahead: Preview) -> str:
-    if not ahead.vocab_size:
+    if not ahead.facts.vocab_size:
         return "none: requests carry token ids"
-    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.vocab_size} tokens"
+    return f"{spec.tokenizer.name} at {spec.tokenizer_path}, {ahead.facts.vocab_size} tokens"
 
 
 def _template_text(config: Config, ahead: Preview) -> str:

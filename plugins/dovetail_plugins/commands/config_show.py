@@ -48,7 +48,8 @@ class ConfigShowCommand(Command):
         from dovetail.config.parse.parse_config import parse_config
         from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
         from dovetail.config.resolve import resolve
-        from dovetail.server.launch.preview import found, look_ahead
+        from dovetail.server.launch.settings import found
+        from dovetail_plugins.inspect.look_ahead import look_ahead
 
         config = parse_config(args)
         spec = resolve(config)

@@ -280,7 +280,7 @@ def _how(parts: EngineParts, method: QuantMethod | None) -> How:
 
 def _text(config: Config, parts: EngineParts) -> TextFacts | None:
     """Return the facts about text input and output; None without a tokenizer."""
-    from dovetail.server.launch.preview import look_ahead
+    from dovetail_plugins.inspect.look_ahead import look_ahead
 
     if parts.spec is None or not parts.spec.has_tokenizer:
         return None
@@ -295,9 +295,9 @@ def _text(config: Config, parts: EngineParts) -> TextFacts | None:
             special_tokens=len(facts.special_ids),
             bos_token=facts.special_tokens.get("bos_token"),
             end_tokens=tuple(texts.get(end, f"id {end}") for end in ends),
-            has_chat_template=bool(ahead.template),
-            template_chars=len(ahead.template),
-            knows_tools="tools" in ahead.template,
+            has_chat_template=bool(ahead.renderer.source),
+            template_chars=len(ahead.renderer.source),
+            knows_tools="tools" in ahead.renderer.source,
             tool_parser=tool.name if tool else None,
             reasoning_parser=reasoning.name if reasoning else None,
         )

@@ -248,10 +248,8 @@ class ContinuousScheduler(Scheduler):
 
     def _capped(self, num_wanted: int) -> int:
         """Return a chunk no longer than the limit for long prompts."""
-        limit = self._spec.long_prefill_tokens
-        return (
-            min(num_wanted, limit) if limit > 0 and self._spec.uses_chunked_prefill else num_wanted
-        )
+        limit = self._spec.long_prefill_tokens if self._spec.uses_chunked_prefill else 0
+        return min(num_wanted, limit) if limit > 0 else num_wanted
 
     def _make_room(
         self, job: ScheduledRequest, num_tokens: int, tally: StepBudget
@@ -465,13 +463,18 @@ class ContinuousScheduler(Scheduler):
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
         """End these requests now; return those that were unfinished."""
         ended = []
-        for request_id in request_ids:
-            job = self._jobs.get(request_id)
-            if job is not None:
-                job.request.finish(reason)
-                self._drop(job, forget=False)
-                ended.append(job.request)
+        for job in filter(None, map(self._jobs.get, request_ids)):
+            job.request.finish(reason)
+            self._drop(job, forget=False)
+            ended.append(job.request)
         return ended
+
+    def preempt_all(self) -> None:
+        """Take all rows and blocks away; nothing goes to the host. Mutates: queues, cache"""
+        for job in tuple(self._running):
+            self._preempt(job)
+        for job in self._jobs.values():
+            self._cache.free(job.request)
 
     def _drop(self, job: ScheduledRequest, *, forget: bool) -> None:
         """Let go of an ended job, wherever it is."""

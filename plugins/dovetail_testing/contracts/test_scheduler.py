@@ -235,6 +235,28 @@ class TestScheduler:
         assert (request.finish_reason, request.row) == ("stop", NO_ROW)
         bench.is_empty()
 
+    @requires("preemption")
+    @pytest.mark.parametrize("stage", ["waiting", "in flight", "running"])
+    def test_takes_all_blocks_when_asked(self, bench: Bench, stage: str) -> None:
+        """No request owns a block or a row afterwards; each is computed again, with its tokens."""
+        request = new_request(20)
+        bench.scheduler.add(request)
+        plan = None if stage == "waiting" else bench.scheduler.plan()
+        if plan is not None and stage == "running":
+            bench.answer(plan)
+        bench.scheduler.preempt_all()
+        bench.cache.check_invariants()
+        assert bench.cache.num_free_blocks == bench.cache.num_blocks
+        assert (request.row, request.num_computed_tokens) == (NO_ROW, 0)
+        if plan is not None and stage == "in flight":
+            bench.answer(plan)
+        num_tokens = request.num_tokens
+        assert bench.scheduler.counts() == (0, 1)
+        assert bench.answer(bench.scheduler.plan()) == [request]
+        assert request.num_tokens == num_tokens + 1
+        bench.scheduler.abort(["r"])
+        bench.is_empty()
+
     def test_a_fault_ends_one_request(self, bench: Bench) -> None:
         """The request ends with the fault's text, and its blocks are not found again."""
         request = new_request(20)

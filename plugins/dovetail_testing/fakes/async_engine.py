@@ -40,12 +40,12 @@ from dovetail.interfaces.data.spec import (
     Selection,
 )
 from dovetail.interfaces.data.step import Pooled, TokenLogprobs
-from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail.observability.caller import CALLER
 from dovetail_testing.fakes.adapters import FakeAdapters
 from dovetail_testing.fakes.end import FakeEnd
+from dovetail_testing.fakes.operations import FakeOperations
 
 VOCAB_SIZE = 0x110000
 EOS_ID = 0
@@ -244,7 +244,7 @@ def _selection(kind: str) -> Selection:
     return Selection(kind=kind, name="fake", target="dovetail_testing.fakes.async_engine:Fake")
 
 
-class FakeAsyncEngine(FakeAdapters, FakeEnd):
+class FakeAsyncEngine(FakeAdapters, FakeEnd, FakeOperations):
     """Has the methods of AsyncEngine that the server calls, and records the calls."""
 
     def __init__(
@@ -259,6 +259,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.text_process = None
         self.script = script or Script()
         FakeEnd.__init__(self)
+        FakeOperations.__init__(self)
         self.heartbeat_s = 0.0
         self.counts = (0, 0)
         self.engine_states: list[EngineState] = []
@@ -266,9 +267,6 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.aborted: list[str] = []
         self.num_resets = 0
         self.reset_fault: Exception | None = None
-        self.call_fault: Exception | None = None
-        self.worker_calls: list[WorkerCall] = []
-        self.weights: dict[str, Any] = {}
         self.asleep: tuple[str, ...] = ()
         self.sleep_calls: list[tuple[object, ...]] = []
         self.constraint_compiler = None
@@ -338,14 +336,6 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
     async def is_sleeping(self) -> bool:
         """Return whether anything sleeps."""
         return bool(self.asleep)
-
-    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Record the call; two ranks answer with it. Raises: the test's exception."""
-        if self.call_fault is not None:
-            raise self.call_fault
-        self.worker_calls.append(call)
-        self.weights = call.kwargs if call.method == UPDATE_WEIGHTS else self.weights
-        return [{"rank": rank, "method": call.method} for rank in range(2)]
 
     async def abort(self, request_id: str) -> None:
         """Note an abort."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
@@ -16,22 +17,25 @@ from dovetail import errors
 from dovetail.engine import loop
 from dovetail.engine.client import operations
 from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.engine.core import EngineCore
 from dovetail.engine.faults import error_of, fault_of
 from dovetail.engine.loop import EngineLoop
 from dovetail.engine.messages import (
+    AdapterList,
     AnyOperation,
     Call,
     CallWorkers,
     FromEngine,
-    GetSleepStatus,
+    Leave,
     ListAdapters,
     LoadAdapter,
     Operation,
+    Pause,
     Ping,
     ResetPrefixCache,
+    Resume,
     Return,
     Sleep,
-    SleepStatus,
     ToEngine,
     UnloadAdapter,
     WakeUp,
@@ -57,7 +61,9 @@ OPERATIONS: dict[type, Operation[Any]] = {
         ResetPrefixCache(),
         Sleep(level=2, waits=True),
         WakeUp(("weights",)),
-        GetSleepStatus(),
+        Pause(mode="wait", drops=True),
+        Resume(),
+        Leave(engine=1),
         CallWorkers(WorkerCall(method="m", args=(1, [b"2"]), kwargs={"a": None}, timeout_s=3.0)),
         LoadAdapter(source=AdapterSource(name="a", path="/a", base="b"), replaces=True),
         UnloadAdapter("a"),
@@ -97,6 +103,17 @@ async def generate(engine: AsyncEngine, num_tokens: int) -> None:
 def test_every_operation_crosses_whole(kind: type) -> None:
     call = Call(1, OPERATIONS[kind])  # type: ignore[arg-type]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToEngine) == call
+
+
+def test_every_operation_is_performed_by_a_part() -> None:
+    core = EngineCore(msgspec.structs.replace(fake_spec(), can_sleep=True))
+    for operation in (*OPERATIONS.values(), Resume(), Sleep(level=2)):
+        if isinstance(operation, Ping | ResetPrefixCache):
+            continue  # the loop's
+        with contextlib.suppress(RequestError):
+            core.perform(operation)  # type: ignore[arg-type]
+    core.poll()
+    assert core.condition().asleep and core.condition().repeats == (Sleep(level=1),)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +156,13 @@ def test_every_caller_gets_its_own_result(in_process: bool) -> None:
     async def main() -> None:
         async with running(in_process=in_process) as engine:
             got = await asyncio.gather(
-                engine.call(GetSleepStatus()),
+                engine.call(ListAdapters()),
                 engine.call(WakeUp(("pillow",))),
                 engine.call(Ping()),
                 engine.call(ResetPrefixCache()),
                 return_exceptions=True,
             )
-            assert got[0] == SleepStatus()
+            assert got[0] == AdapterList(())
             assert isinstance(got[1], RequestError) and got[1].where == "tags"
             assert got[2].num_running == 0  # type: ignore[union-attr]
             assert got[3] is None
@@ -156,12 +173,11 @@ def test_every_caller_gets_its_own_result(in_process: bool) -> None:
 def test_calls_are_done_in_order() -> None:
     async def main() -> None:
         async with running() as engine:
-            calls = [engine.sleep(), engine.call(GetSleepStatus()), engine.wake_up()]
-            calls += [engine.call(GetSleepStatus())]
+            calls = [engine.sleep(), engine.is_sleeping(), engine.wake_up(), engine.is_sleeping()]
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             # Sleep comes when all messages have been heard; waking up before that prevents it.
             assert isinstance(outcomes[0], RequestError) and outcomes[0].status == 409
-            assert outcomes[1:] == [SleepStatus(), None, SleepStatus()]
+            assert outcomes[1:] == [False, None, False]
             assert engine.asleep == ()
 
     run(main())
@@ -247,7 +263,7 @@ def test_calls_end_with_the_engine(in_process: bool) -> None:
             with pytest.raises(EngineDead):
                 await request
             with pytest.raises(EngineDead):
-                await engine.call(GetSleepStatus())
+                await engine.call(Ping())
             assert len(connections_of(engine)[0].calls) == 0
 
     run(main())
@@ -298,6 +314,6 @@ def test_another_operation_is_a_struct_and_an_arm(monkeypatch: pytest.MonkeyPatc
             assert await engine.call(Later("early", 0.0)) == "early"
             assert not late.done()
             assert await late == "late"
-            assert await engine.call(GetSleepStatus()) == SleepStatus()
+            assert await engine.call(ListAdapters()) == AdapterList(())
 
     run(main())

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.engine import core as core_module
 from dovetail.engine.core import EngineCore, StepOutput
-from dovetail.engine.messages import EngineRequest, RequestUpdate
+from dovetail.engine.messages import CallWorkers, EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import StepPlan
@@ -276,14 +276,14 @@ def test_weights_are_replaced_on_all_ranks_or_on_none(
     monkeypatch.setattr(executor, "collective_rpc", called)
     call = WorkerCall(method="update_weights", kwargs={"path": "p", "version": "v"})
     if not failing:
-        run.core.collective_rpc(call)
-        assert run.core.weights == {"path": "p", "version": "v"}
+        run.core.perform(CallWorkers(call))
+        assert run.core.condition().weights == {"path": "p", "version": "v"}
         assert calls == [("read_weights", "p"), ("update_weights", "p")]
         return
     is_read = failing == "update_weights"
     with pytest.raises(EngineDead if is_read else RequestError, match="rank 1: no luck"):
-        run.core.collective_rpc(call)
-    assert run.core.weights == {}
+        run.core.perform(CallWorkers(call))
+    assert run.core.condition().weights == {}
     assert calls[1] == (("update_weights", "p") if is_read else ("drop_weights", None))
 
 

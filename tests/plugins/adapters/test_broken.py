@@ -15,7 +15,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail_testing.checkpoints import code_running_pickle
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
-from support.inside import engine_of
+from support.inside import adapters_of, engine_of
 from support.peft_adapters import asked, load
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
@@ -285,7 +285,7 @@ def test_a_broken_adapter_is_told_by_file_and_key(engine: Any, tmp_path: Path, n
     assert said in caught.value.what
     assert str(folder) in str(caught.value.where) and key in str(caught.value.where)
     assert caught.value.status == 400 and not (folder / "trace").exists()
-    assert [source.name for source in engine.core.adapters.served()] == ["good"]
+    assert [source.name for source in adapters_of(engine.core).served()] == ["good"]
 
 
 def test_others_are_unharmed(engine: Any, tmp_path: Path) -> None:
@@ -307,4 +307,4 @@ def test_a_bin_of_tensors_is_read(engine: Any, tmp_path: Path) -> None:
     load(engine, folder)
     ours, same = asked(engine, [("pickled", [5, 6, 7]), ("good", [5, 6, 7])], 4)
     assert torch.equal(ours.logprobs, same.logprobs)
-    engine.core.adapters.unload("pickled")
+    adapters_of(engine.core).unload("pickled")

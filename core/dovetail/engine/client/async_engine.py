@@ -212,7 +212,7 @@ class AsyncEngine(Fleet):
                         if output.is_finished:
                             return
                 except RunAgain as lost:
-                    num_deaths += 1
+                    num_deaths += lost.is_death
                     await self._wait_to_run_again(lost, num_deaths, stack)
                 finally:
                     self._forget(key)
@@ -238,7 +238,7 @@ class AsyncEngine(Fleet):
         from dovetail.observability import metrics  # the import decides how metrics are stored
 
         try:
-            if num_deaths == MOST_DEATHS - 1:
+            if lost.is_death and num_deaths == MOST_DEATHS - 1:
                 await stack.enter_async_context(self._suspects)
                 addresses = self._addresses or self.addresses_for(0)
                 if (file := lock_file_of(addresses)) is not None:  # of other API processes too
@@ -317,15 +317,17 @@ class AsyncEngine(Fleet):
 
     def _end_all(self, connection: EngineConnection, reason: str) -> None:
         """End every request of an engine, or have it run again; their generators clean up."""
-        runs_again = self.spec.max_restarts > 0 and self.is_alive
+        has_left = connection.condition.is_leaving
+        runs_again = (self.spec.max_restarts > 0 or has_left) and self.is_alive
         for key in [key for key, home in self._homes.items() if home is connection]:
             mailbox = self._mailboxes[key]
             error: DovetailError = EngineDead(reason)
             if runs_again:
-                error = ending(reason, mailbox.num_deaths, has_begun=mailbox.has_begun)
+                num_deaths = mailbox.num_deaths - has_left
+                error = ending(reason, num_deaths, has_begun=mailbox.has_begun)
             _, stats = connection.output.drop(key, error.what)
             if isinstance(error, RunAgain):
-                error.stats = stats
+                error.stats, error.is_death = stats, not has_left
             elif stats is not None:
                 self._record(stats)
             mailbox.fail(error)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dovetail.engine.client.calls import Calls
 from dovetail.engine.client.host import EngineHost
@@ -24,20 +23,18 @@ from dovetail.engine.messages import (
     AddRequests,
     ClientHello,
     Dead,
+    EngineCondition,
     EngineRequest,
     FromEngine,
-    ListAdapters,
     Phase,
     Ping,
     Ready,
     RequestUpdate,
     Return,
-    SleepStatus,
     StartFailed,
     Updates,
 )
 from dovetail.errors import EngineDead, RequestError
-from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.supervise import supervised
@@ -55,10 +52,11 @@ START_FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Callbacks for outputs, for an engine's steps, and for its death."""
+    """Callbacks for outputs, for an engine's steps, for dropped prefixes, and for its death."""
 
     outputs: Callable[[Processed], None]
     step: Callable[[StepStats], None]
+    reset: Callable[[EngineConnection], None]
     death: Callable[[EngineConnection], None]
 
 
@@ -67,7 +65,7 @@ class EngineState:
     """The state of an engine. `engine` is its number, `reason` why it is dead (None: it is alive),
     `machine` its host if that is another one. `failing` names its threads that have failed within
     the last minute. It was started again `restarts` times, the last time after it had died because
-    of `last_reason`."""
+    of `last_reason`. One that `is_leaving` gets no new requests, or has ended so."""
 
     engine: int
     reason: str | None
@@ -80,6 +78,7 @@ class EngineState:
     restarts: int = 0
     last_reason: str = ""
     is_restarting: bool = False
+    is_leaving: bool = False
 
     @property
     def is_stalled(self) -> bool:
@@ -107,12 +106,9 @@ class EngineConnection:
         self.end = end
         self.host = host
         self.phases: list[Phase] = []
-        self.asleep: tuple[str, ...] = ()
+        self.condition = EngineCondition()
         self.death_reason: str | None = None
         self.pid = 0
-        self.served: tuple[AdapterSource, ...] | None = None
-        self.weights: dict[str, Any] = {}
-        self._num_adapter_changes = 0
         self.num_blocks = 0
         self.num_steps = 0
         self.failing: tuple[str, ...] = ()
@@ -124,7 +120,7 @@ class EngineConnection:
         self.output = OutputProcessor(engine=spec.engine)
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
-        self._calls = Calls(end.send)
+        self.calls = Calls(end.send)
         self._counts = (0, 0)
         self._num_of_others = 0
         self._heard_s = self._busy_since_s = time.monotonic()
@@ -135,11 +131,6 @@ class EngineConnection:
     def name(self) -> str:
         """Return the engine's name in errors, with its number if there are several."""
         return f"engine {self.spec.engine}" if self.spec.num_engines > 1 else "the engine"
-
-    @property
-    def calls(self) -> Calls:
-        """Return the pending calls of this process, other than generation."""
-        return self._calls
 
     @property
     def is_alive(self) -> bool:
@@ -180,11 +171,12 @@ class EngineConnection:
             engine=self.spec.engine,
             machine=self._machine,
             reason=self.death_reason,
-            asleep=self.asleep,
+            asleep=self.condition.asleep,
             running=self.num_running,
             waiting=self.num_waiting,
             heartbeat_age_s=self.heartbeat_age_s(),
             failing=self.failing,
+            is_leaving=self.condition.is_leaving,
         )
 
     # The router's view (interfaces.router.EngineView).
@@ -259,7 +251,7 @@ class EngineConnection:
         self._is_closed = True
         if self._ping_task is not None:
             self._ping_task.cancel()
-        self._calls.fail(error)
+        self.calls.fail(error)
         self._ready.cancel()
 
     def _hear(self, message: FromEngine) -> None:
@@ -274,9 +266,11 @@ class EngineConnection:
                     self.kv_usage = step.kv_usage
                     self._listener.step(step)
             case Return():
-                self._calls.take(message)
-            case SleepStatus(asleep):
-                self.asleep = asleep
+                self.calls.take(message)
+            case EngineCondition():
+                before, self.condition = self.condition, message
+                if before.num_resets != message.num_resets:
+                    self._listener.reset(self)
             case Phase(name, duration_s):
                 self.phases.append(message)
                 logger.info("%s start-up: %s took %.2f s", self.name, name, duration_s)
@@ -327,7 +321,7 @@ class EngineConnection:
             self._loop.call_later(0.2, self._fail_start, EngineDead(reason, fix=START_FIX))
             return
         logger.error("%s is dead: %s", self.name, reason)
-        self._calls.fail(EngineDead(reason))
+        self.calls.fail(EngineDead(reason))
         self._listener.death(self)
 
     async def _ping(self) -> None:
@@ -335,17 +329,14 @@ class EngineConnection:
         while self.is_alive:
             asked_s = time.monotonic()
             try:
-                status = await self._calls.call(Ping())
-                if status.num_adapter_changes != self._num_adapter_changes:
-                    self._num_adapter_changes = status.num_adapter_changes
-                    self.served = (await self._calls.call(ListAdapters())).sources
+                status = await self.calls.call(Ping())
             except EngineDead as error:
                 self.die(error.what)
                 return
             if self._is_elsewhere:
                 self.output.clock_lead_s = self._lead.note(asked_s, status.now_s, time.monotonic())
             self.num_steps = status.num_steps
-            self.failing, self.weights = status.failing, status.weights
+            self.failing = status.failing
             self._note_counts(status.num_running, status.num_waiting)
             await asyncio.sleep(PING_PERIOD_S)
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from msgspec import structs
 
@@ -25,16 +25,15 @@ from dovetail.engine.client.connection import (
     slowest_phases,
 )
 from dovetail.engine.client.host import EngineHost, EngineProcess, begun, closed
-from dovetail.engine.client.operations import EngineOperations, serve_only
+from dovetail.engine.client.operations import EngineOperations
 from dovetail.engine.client.restarts import Life, Restarts
 from dovetail.engine.client.results.output_processor import Processed
 from dovetail.engine.client.routing import Routing
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.engine.messages import CallWorkers, ListAdapters, Operation, Phase, Sleep
-from dovetail.errors import DovetailError, EngineDead, Overloaded
+from dovetail.engine.messages import AnyOperation, EngineCondition, Operation, Phase
+from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.interfaces.executor import UPDATE_WEIGHTS, WorkerCall
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.stats import StatLoggers
 from dovetail.observability.supervise import supervised
@@ -76,13 +75,19 @@ class Fleet(EngineOperations):
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._revivals: dict[int, asyncio.Task[None]] = {}
+        self._wanted: dict[int, tuple[int, str]] = {}
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
 
     def _connected(
         self, number: int, own: EngineSpec, end: ClientEnd, host: EngineHost | None
     ) -> EngineConnection:
-        listener = Listener(outputs=self._deliver, step=self._note_step, death=self._note_death)
+        listener = Listener(
+            outputs=self._deliver,
+            step=self._note_step,
+            reset=lambda one: self._routing.forget(one),
+            death=self._note_death,
+        )
         is_elsewhere = own.engine in self.spec.elsewhere
         connection = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
         if host is not None:
@@ -137,7 +142,7 @@ class Fleet(EngineOperations):
     @property
     def asleep(self) -> tuple[str, ...]:
         """Return the parts that sleep if all live engines sleep; then no requests are accepted."""
-        states = [connection.asleep for connection in self._living()]
+        states = [connection.condition.asleep for connection in self._living()]
         return states[0] if states and all(states) else ()
 
     def _living(self) -> list[EngineConnection]:
@@ -156,16 +161,34 @@ class Fleet(EngineOperations):
         ]
 
     def given_up(self) -> dict[int, tuple[int, str]]:
-        """Return the process ids and death reasons of dead engines, by number."""
-        return {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+        """Return the process ids and death reasons of dead engines, by number. Those that are to be
+        started again have 0, once. Mutates: self"""
+        dead = {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+        wanted, self._wanted = self._wanted, {}
+        return dead | wanted
 
     def give_up(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Mark engines as dead that another process reported (see `given_up`), unless they have
         been started again since."""
         for connection in self._connections:
-            pid, reason = engines.get(connection.spec.engine, (0, ""))
-            if pid == connection.pid:
+            pid, reason = engines.get(connection.spec.engine, (-1, ""))
+            if pid in (0, connection.pid):
                 connection.die(reason)
+            if not pid:
+                self.add(connection.number)
+
+    def add(self, number: int) -> None:
+        """Start an engine in the place of one that was removed or given up, or have the process do
+        it that started it. Mutates: self"""
+        dead = self._connections[number]
+        if dead.host is None:
+            self._wanted[dead.spec.engine] = (0, dead.death_reason or "")
+        elif not dead.is_alive and not self._is_reviving(number):
+            self._restarts[number] = Restarts(self.spec.max_restarts)
+            self._note_reason(dead, dead.death_reason or "", is_over=False)
+            note_life(dead.spec, self.lives[number])
+            work = partial(self._revive, [dead], 0.0)
+            self._revivals[number] = supervised("engine-restart", work)
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the last message of any engine; each is pinged every second."""
@@ -195,22 +218,9 @@ class Fleet(EngineOperations):
         return [one for one in ended if not isinstance(one, BaseException)]
 
     @property
-    def weights(self) -> dict[str, Any]:
-        """Return the path and version of the last update of the engines' weights, if any."""
-        return (self._living() or self._connections)[0].weights
-
-    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Run a method on the workers of all ranks, which may replace their weights."""
-        answers = await super().collective_rpc(call)
-        if call.method == UPDATE_WEIGHTS:
-            for connection in self._living():
-                connection.weights = call.kwargs
-                self._routing.forget(connection)
-        return answers
-
-    def _forget_prefixes(self) -> None:
-        for connection in self._connections:
-            self._routing.forget(connection)
+    def condition(self) -> EngineCondition:
+        """Return what operations have made of the engines."""
+        return (self._living() or self._connections)[0].condition
 
     def _verify_open(self) -> None:
         if (reason := self.death_reason) is not None:
@@ -250,14 +260,15 @@ class Fleet(EngineOperations):
         if self._connections[dead.number] is not dead:
             return  # it was being started again, and that has failed
         reason = dead.death_reason or "unknown cause"
-        self._note_reason(dead, reason, is_over=not self.spec.max_restarts)
+        may_restart = self.spec.max_restarts > 0 and not dead.condition.is_leaving
+        self._note_reason(dead, reason, is_over=not may_restart)
         if dead.host is None:
             self._loop.call_soon(dead.end.close)  # an engine at its address would get old messages
         else:
             # Report final zeros, so that it does not appear to run forever.
             zeros = StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=dead.spec.engine)
             self._stats.step(zeros)
-            is_restarting = self.spec.max_restarts > 0 and self._restart(dead, dead.host)
+            is_restarting = may_restart and self._restart(dead, dead.host)
             if not is_restarting and self._living():  # a hung engine still holds memory
                 self._tidying.append(self._loop.create_task(closed(dead.host, 0.0)))
             note_life(dead.spec, self.lives[dead.number])
@@ -327,7 +338,8 @@ class Fleet(EngineOperations):
         """Return the connections to engines in the places of dead ones, at the same addresses.
         Raises: their start-up errors"""
         earlier = [one.host for one in dead if isinstance(one.host, EngineProcess)]
-        await asyncio.gather(*(closed(host, 0.0) for host in earlier))
+        await asyncio.gather(*self._tidying, *(closed(host, 0.0) for host in earlier))
+        self._tidying = [task for task in self._tidying if not task.done()]
         hosts = begun([one.spec for one in dead], earlier)
         fresh = [
             self._connected(one.number, one.spec, host.end, host)
@@ -349,19 +361,17 @@ class Fleet(EngineOperations):
         return fresh
 
     async def _catch_up(self, fresh: EngineConnection, dead: EngineConnection) -> None:
-        """Bring an engine that was started again to the state of the others: its weights, its
-        adapters, and whether it sleeps."""
-        while fresh.weights != (wanted := (*self._living(), dead)[0].weights):
-            await fresh.calls.call(CallWorkers(WorkerCall(method=UPDATE_WEIGHTS, kwargs=wanted)))
-            fresh.weights = wanted
-        if self.spec.run.adapters is not None:
-            served = dead.served
-            for other in self._living()[:1]:
-                served = (await other.calls.call(ListAdapters())).sources
-            if served is not None:
-                await serve_only(fresh.calls, served)
-        if dead.asleep or self.asleep:
-            await fresh.calls.call(Sleep(level=1))
+        """Bring an engine that was started again to the condition of the others."""
+        done: Sequence[AnyOperation] = ()
+        while done != (wanted := (*self._living(), dead)[0].condition.repeats):
+            done = wanted
+            for operation in done:
+                try:
+                    await fresh.calls.call(cast(Operation[None], operation))
+                except RequestError as error:
+                    if operation.is_vital:
+                        raise
+                    logger.error("%s could not repeat %s: %s", fresh.name, operation, error)
 
     def _install(self, fresh: Sequence[EngineConnection]) -> None:
         """Put engines that accept requests in the places of dead ones. Mutates: self"""

@@ -24,7 +24,7 @@ from dovetail.engine.ipc.transport import (
     address_in,
     make_socket_folder,
 )
-from dovetail.engine.messages import Boot, Shutdown, ToEngine
+from dovetail.engine.messages import Boot, Shutdown
 from dovetail.engine.parts import steps_together
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.spec import EngineSpec
@@ -230,17 +230,11 @@ def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:
     ]
 
 
-def say_shutdown(end: ClientEnd) -> None:
-    """Send Shutdown to an engine; one that is dead already is fine."""
-    message: ToEngine = Shutdown()
+async def closed(host: EngineHost, timeout_s: float) -> None:
+    """Shut down an engine without blocking the event loop. One that is dead already is fine."""
     try:
-        end.send(message)
+        host.end.send(Shutdown())
     except EngineDead:
         logger.debug("no shutdown message: the engine is gone")
-
-
-async def closed(host: EngineHost, timeout_s: float) -> None:
-    """Shut down an engine without blocking the event loop."""
-    say_shutdown(host.end)
     host.end.close()
     await asyncio.get_running_loop().run_in_executor(None, host.stop, timeout_s)

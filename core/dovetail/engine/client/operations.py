@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from dovetail.engine.client.calls import Calls
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.messages import (
     CallWorkers,
-    GetSleepStatus,
     ListAdapters,
     LoadAdapter,
     Operation,
+    Ping,
     ResetPrefixCache,
     Sleep,
     UnloadAdapter,
@@ -28,7 +27,6 @@ from dovetail.engine.messages import (
 )
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
-from dovetail.interfaces.data.profile import GET_READY, START, STOP
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.executor import WorkerCall
@@ -65,10 +63,6 @@ class EngineOperations(ABC):
         no engine is left; Overloaded while draining and after `timeout_s`
         """
 
-    @abstractmethod
-    def _forget_prefixes(self) -> None:
-        """Reset the router's knowledge of the engines' prefix caches."""
-
     async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
         """Run an operation in every engine; return the result of the first live one.
 
@@ -82,7 +76,6 @@ class EngineOperations(ABC):
         Raises: EngineDead; Overloaded if one does not answer within `reply_timeout_s`.
         """
         await self.call_each(ResetPrefixCache(), self.spec.reply_timeout_s)
-        self._forget_prefixes()
 
     async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
         """Have the engines release their memory, without a time limit. New requests are refused;
@@ -91,7 +84,6 @@ class EngineOperations(ABC):
         Raises: RequestError, EngineDead
         """
         await self.call_each(Sleep(level=level, waits=waits))
-        self._forget_prefixes()
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Have the engines reallocate the memory of "weights", "kv_cache" (none named: both).
@@ -102,7 +94,7 @@ class EngineOperations(ABC):
 
     async def is_sleeping(self) -> bool:
         """Return whether any part of an engine sleeps. Raises: EngineDead"""
-        return any(status.asleep for status in await self.call_each(GetSleepStatus()))
+        return any(status.condition.asleep for status in await self.call_each(Ping()))
 
     async def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
         """Load an adapter into the engines and serve it. `replaces`: instead of one with its name.
@@ -156,40 +148,6 @@ class EngineOperations(ABC):
         found = await self.call_each(CallWorkers(call), limit_s)
         return [answer for engine in found for answer in engine.answers]
 
-    async def start_profile(self) -> None:
-        """Start the profiler of every rank of every engine, or of none.
-
-        Raises: RequestError naming a rank with a running profiler or an unwritable trace;
-        EngineDead
-        """
-        for function in (GET_READY, START):
-            await self.collective_rpc(WorkerCall(method=function))
-
-    async def stop_profile(self) -> list[str]:
-        """Stop the profiler of every rank; return the paths of the trace files on each machine.
-
-        Raises: RequestError naming a rank without a running profiler; EngineDead
-        """
-        return await self.collective_rpc(WorkerCall(method=STOP))
-
     def default_params(self, **fields: Any) -> SamplingParams:
         """Return the model's default sampling params with `fields` overriding them."""
         return SamplingParams(**{**self.spec.default_sampling, **fields})
-
-
-async def serve_only(calls: Calls, wanted: Sequence[AdapterSource]) -> None:
-    """Have one engine serve these adapters and no others. One that cannot be loaded is logged.
-    Raises: EngineDead"""
-    present = {one.name: _identity(one) for one in (await calls.call(ListAdapters())).sources}
-    for name in present.keys() - {one.name for one in wanted}:
-        await calls.call(UnloadAdapter(name))
-    for source in wanted:
-        if present.get(source.name) != _identity(source):
-            try:
-                await calls.call(LoadAdapter(source=source, replaces=True))
-            except RequestError as error:
-                logger.error("the adapter %s was not loaded again: %s", source.name, error)
-
-
-def _identity(source: AdapterSource) -> tuple[str, ...]:
-    return source.name, source.path, source.base, source.owner

@@ -25,8 +25,10 @@ MOST_DEATHS = 3
 
 
 class RunAgain(DovetailError):
-    """The engine died before the request's first output. `stats` describe this attempt."""
+    """The engine died before the request's first output, or was removed then, which no request
+    causes (not `is_death`). `stats` describe this attempt."""
 
+    is_death = True
     stats: RequestStats | None = None
 
 

@@ -48,7 +48,8 @@ class Routing:
     def home_of(self, prepared: PreparedRequest) -> EngineConnection:
         """Return the engine for a request. Raises: EngineDead, EngineAsleep, RequestFault"""
         alive = [connection for connection in self._connections if connection.is_alive]
-        awake = [connection for connection in alive if not connection.asleep]
+        staying = [connection for connection in alive if not connection.condition.is_leaving]
+        awake = [one for one in staying or alive if not one.condition.asleep]
         if not alive:
             raise EngineDead(f"every engine is dead: {self._connections[0].death_reason}")
         if not awake:

@@ -6,9 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.messages import (
+    AdapterList,
+    AnyOperation,
+    ListAdapters,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from dovetail.engine.parts.adapters import AdapterHolder, Adapters, unknown_adapter
 from dovetail.engine.parts.part import EnginePart, Ready
 from dovetail.engine.parts.virtual_tokens import verify_room
+from dovetail.errors import RequestError
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
 
 
@@ -20,24 +30,48 @@ class NoAdapters(EnginePart):
         if active.adapter:
             raise unknown_adapter(active.adapter)
 
+    def perform(self, operation: AnyOperation) -> Any:
+        """Refuse to load an adapter; list none."""
+        if isinstance(operation, LoadAdapter | UnloadAdapter):
+            what = "this server does not serve adapters."
+            raise RequestError(what, fix="start it with --enable-lora.")
+        return AdapterList(()) if isinstance(operation, ListAdapters) else NotImplemented
+
 
 class AdapterRequests(EnginePart):
     """The requests' holds on the engine's adapters. With `hashes_files`, prefix hashes depend on a
     digest of an adapter's files, because blocks outlive the engine."""
 
-    def __init__(
-        self, adapters: Adapters, max_model_tokens: int, *, hashes_files: bool = False
-    ) -> None:
+    def __init__(self, adapters: Adapters, spec: EngineSpec, *, hashes_files: bool = False) -> None:
         self._adapters = adapters
-        self._max_model_tokens = max_model_tokens
+        self._first = {_identity(source) for source in spec.adapters}
+        self._max_model_tokens = spec.run.max_model_tokens
         self._hashes_files = hashes_files
         self._holders: dict[str, AdapterHolder] = {}
         self._slotless: dict[str, ActiveRequest] = {}
 
-    def begin_step(self) -> None:
-        """Serve the adapters that have been read since the last step."""
-        if self._adapters.is_loading:
-            self._adapters.poll()
+    def perform(self, operation: AnyOperation) -> Any:
+        """Load, unload or list adapters. Raises: RequestError. Mutates: the adapters"""
+        match operation:
+            case LoadAdapter():
+                return self._adapters.load(operation.source, replaces=operation.replaces)
+            case UnloadAdapter(name):
+                return self._adapters.unload(name)
+            case ListAdapters():
+                return AdapterList(self._adapters.served())
+        return NotImplemented
+
+    def describe(self, condition: dict[str, Any], repeats: list[AnyOperation]) -> None:
+        """Add what has changed since the start. Mutates: repeats"""
+        served = self._adapters.served()
+        gone = {name for name, *_ in self._first} - {source.name for source in served}
+        new = [source for source in served if _identity(source) not in self._first]
+        repeats += [UnloadAdapter(name) for name in sorted(gone)]
+        repeats += [LoadAdapter(source=source, replaces=True) for source in new]
+
+    def poll(self) -> None:
+        """Serve the adapters that have been read."""
+        self._adapters.poll()
 
     def receive(self, active: ActiveRequest) -> None:
         """Hold a request's adapter, and have it read. Raises: RequestError. Mutates: self"""
@@ -88,3 +122,7 @@ class AdapterRequests(EnginePart):
         """Add the adapters that have slots, and those that requests wait for. Mutates: stats"""
         stats["running_adapters"], stats["waiting_adapters"] = self._adapters.names_in_use
         stats["max_adapters"] = self._adapters.max_slots
+
+
+def _identity(source: AdapterSource) -> tuple[str, ...]:
+    return source.name, source.path, source.base, source.owner

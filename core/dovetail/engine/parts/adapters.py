@@ -114,7 +114,6 @@ class Adapters:
         self._moves: dict[int, AdapterMove] = {}
         self._dropped: list[str] = []
         self.has_freed = False
-        self.num_changes = 0
 
     def load(self, source: AdapterSource, *, replaces: bool = False) -> Future[None]:
         """Start to read an adapter; it is served once the future is done.
@@ -152,7 +151,6 @@ class Adapters:
         """Stop serving an adapter; running requests keep it. Raises: RequestError"""
         if name not in self._served:
             raise unknown_adapter(name)
-        self.num_changes += 1
         self._forget_if_unused(self._served.pop(name).key)
 
     def served(self) -> tuple[AdapterSource, ...]:
@@ -170,11 +168,6 @@ class Adapters:
         used_keys = (key for key in self._slots if self._users[key])
         return self._names(used_keys), self._names(self._waiting)
 
-    @property
-    def is_loading(self) -> bool:
-        """Return whether `poll` has anything to check."""
-        return bool(self._loading)
-
     def poll(self) -> None:
         """Serve the adapters that have been read since the last call. Mutates: self"""
         loading, self._loading = self._loading, []
@@ -190,7 +183,6 @@ class Adapters:
                 self._forget(source.key)
                 done.set_exception(_refusal(source, error))
                 continue
-            self.num_changes += 1
             previous = self._served.pop(source.name, None)
             self._served[source.name] = _described(source, read.result())
             if previous is not None:
@@ -357,15 +349,6 @@ def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
     logger.error("adapter %s could not be read", source.name, exc_info=error)
     what = f'the adapter "{source.name}" could not be read: {described(error)}'
     return RequestError(what, status=500)
-
-
-def serving(adapters: Adapters | None) -> Adapters:
-    """Return the adapters. Raises: RequestError when none are served"""
-    if adapters is None:
-        raise RequestError(
-            "this server does not serve adapters.", fix="start it with --enable-lora."
-        )
-    return adapters
 
 
 def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:

@@ -5,12 +5,10 @@ A new feature is a part in a file of its own, with a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail import registry
-from dovetail.engine.active_request import ActiveRequests
 from dovetail.engine.parts.adapter_requests import AdapterRequests, NoAdapters
 from dovetail.engine.parts.adapters import Adapters, serve_adapters
 from dovetail.engine.parts.block_events import BlockEvents
@@ -18,10 +16,12 @@ from dovetail.engine.parts.constraints import Constraints
 from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.parts.encodings import Encodings
 from dovetail.engine.parts.kv_transfer import KVTransfer
-from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.parts.part import Engine, EnginePart
+from dovetail.engine.parts.pausing import Pausing
 from dovetail.engine.parts.sleep_mode import SleepMode
 from dovetail.engine.parts.steps_together import StepsTogether
 from dovetail.engine.parts.stop_conditions import StopConditions
+from dovetail.engine.parts.worker_methods import WorkerMethods
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.data.kv_pieces import kept_bytes
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
@@ -32,16 +32,6 @@ from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
 from dovetail.interfaces.kv_event_publisher import CPU, GPU, KVEventPublisher
 from dovetail.interfaces.kv_policy import KVAccounting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """All parts of an engine in order, and those that operations name. `adapters` None: none are
-    served."""
-
-    in_order: Sequence[EnginePart]
-    adapters: Adapters | None
-    sleep_mode: SleepMode
 
 
 class PartsBuilder:
@@ -58,28 +48,24 @@ class PartsBuilder:
         executor: Executor,
         layout: KVLayout,
         cache: KVAccounting,
-        *,
-        active: ActiveRequests,
+        engine: Engine,
         counter: StepCounter,
-        forget_memory: Callable[[], None],
-    ) -> EngineParts:
-        """Return the parts. `active` are the requests with the scheduler, `forget_memory` is called
-        when the engine falls asleep. Raises: ConfigError. Mutates: the cache, which they watch"""
+    ) -> Sequence[EnginePart]:
+        """Return the parts. Raises: ConfigError. Mutates: the cache, which they watch"""
         spec = self._spec
-        sleep_mode = SleepMode(executor, forget_memory, can_sleep=spec.can_sleep)
-        adapters = serve_adapters(spec, executor.prepare)
-        in_order = (
-            sleep_mode,
-            _adapter_requests(spec, adapters, layout),
+        return (
+            SleepMode(executor, engine, can_sleep=spec.can_sleep),
+            Pausing(engine, spec.engine),
+            _adapter_requests(spec, serve_adapters(spec, executor.prepare), layout),
             Constraints(executor.prepare),
             StopConditions(spec.stop_conditions),
-            Encodings.within(spec.schedule, active),
+            Encodings.within(spec.schedule, engine.active),
             *_kv_transfer(spec, executor, layout, cache),
             *self._drafting(counter),
             *_block_events(spec, layout, cache),
             *self._together,
+            WorkerMethods(executor, engine),
         )
-        return EngineParts(in_order=in_order, adapters=adapters, sleep_mode=sleep_mode)
 
     def _drafting(self, counter: StepCounter) -> list[Drafting]:
         spec, drafts = self._spec, self._spec.run.drafts
@@ -112,7 +98,7 @@ def _adapter_requests(spec: EngineSpec, adapters: Adapters | None, layout: KVLay
     if adapters is None:
         return NoAdapters()
     hashes_files = _stores_blocks(spec, layout)
-    return AdapterRequests(adapters, spec.run.max_model_tokens, hashes_files=hashes_files)
+    return AdapterRequests(adapters, spec, hashes_files=hashes_files)
 
 
 def _stores_blocks(spec: EngineSpec, layout: KVLayout) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.scheduler import RequestState
 
 if TYPE_CHECKING:
     from dovetail.engine.active_request import ActiveRequest
-    from dovetail.engine.messages import RequestUpdate
+    from dovetail.engine.messages import AnyOperation, RequestUpdate
 
 IDLE_WAKE_S = 2.0
 """Longest wait for messages without work. API processes ping the engine every second."""
@@ -36,6 +36,22 @@ class StepRecord:
     changed: Sequence[RequestState]
     took_s: float
     num_unfinished: int
+
+
+class Engine(Protocol):
+    """The engine core, as operations change it."""
+
+    is_held: bool
+    active: dict[str, ActiveRequest]
+
+    @property
+    def is_empty(self) -> bool: ...
+    @property
+    def is_stepping(self) -> bool: ...
+    def abort_all(self) -> None: ...
+    def preempt_all(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def forget_memory(self) -> None: ...
 
 
 class EnginePart:
@@ -85,6 +101,20 @@ class EnginePart:
 
     def report(self, stats: dict[str, Any]) -> None:
         """Add this part's fields to a StepStats. Mutates: stats"""
+
+    # Operations of clients, between two steps.
+
+    def perform(self, operation: AnyOperation) -> Any:
+        """Return an operation's result or its future, or NotImplemented if it is not this part's.
+        Raises: RequestError and ConfigError for the caller's mistakes"""
+        return NotImplemented
+
+    def poll(self) -> None:
+        """Complete what operations have begun, if that is possible now."""
+
+    def describe(self, condition: dict[str, Any], repeats: list[AnyOperation]) -> None:
+        """Add this part's fields to an EngineCondition, and the operations that bring a new engine
+        to it. Mutates: condition, repeats"""
 
     # Without a step.
 

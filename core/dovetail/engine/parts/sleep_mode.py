@@ -2,18 +2,19 @@
 
 Weights and KV cache go to sleep together and may be woken one by one; requests are accepted while
 both are awake. An engine that is about to sleep accepts no new requests, and sleeps once the last
-has ended. It handles no messages.
+has ended.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from dovetail.engine.active_request import ActiveRequest
-from dovetail.engine.parts.part import EnginePart
+from dovetail.engine.messages import AnyOperation, Sleep, WakeUp
+from dovetail.engine.parts.part import Engine, EnginePart
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
 from dovetail.interfaces.executor import Executor
 
@@ -28,49 +29,47 @@ WAKE_FIX = "wake it up: POST /wake_up, or LLM.wake_up()."
 class SleepMode(EnginePart):
     """The sleep state of one engine. `level` is 0 if awake; `asleep` lists the sleeping parts."""
 
-    def __init__(
-        self, executor: Executor, forget_memory: Callable[[], None], *, can_sleep: bool
-    ) -> None:
+    def __init__(self, executor: Executor, engine: Engine, *, can_sleep: bool) -> None:
         self.level = 0
         self.asleep: tuple[str, ...] = ()
         self._executor = executor
-        self._forget_all = forget_memory
+        self._engine = engine
         self._can_sleep = can_sleep
         self._pending_sleeps: list[tuple[int, Future[None]]] = []
 
-    def refusal(self) -> EngineAsleep | None:
-        """Return why requests are refused now, or None."""
-        if not self._pending_sleeps and not self.asleep:
-            return None
-        return asleep_error("is asleep" if self.asleep else "is about to sleep")
-
     def receive(self, active: ActiveRequest) -> None:
         """Raise EngineAsleep unless the engine is awake and stays so."""
-        refusal = self.refusal()
-        if refusal is not None:
-            raise refusal
+        if self._pending_sleeps or self.asleep:
+            raise asleep_error("is asleep" if self.asleep else "is about to sleep")
 
     def report(self, stats: dict[str, Any]) -> None:
         """Add the level. Mutates: stats"""
         stats["sleep_level"] = self.level
 
-    @property
-    def is_pending(self) -> bool:
-        """Return whether the engine will sleep once nothing runs."""
-        return bool(self._pending_sleeps)
-
-    def begin_sleep(self, level: int) -> Future[None]:
-        """Stop accepting requests, and sleep when `fall_asleep` is called; then the future is done.
-
-        Raises: RequestError if the engine cannot sleep at this level. Mutates: self
-        """
-        self._verify_level(level)
+    def perform(self, operation: AnyOperation) -> Any:
+        """Wake up; or stop accepting requests, and sleep once none is left: then the future is
+        done. Raises: RequestError. Mutates: self"""
+        if isinstance(operation, WakeUp):
+            return self.wake_up(operation.tags)
+        if not isinstance(operation, Sleep):
+            return NotImplemented
+        self._verify_level(operation.level)
         done: Future[None] = Future()
-        self._pending_sleeps.append((level, done))
+        self._pending_sleeps.append((operation.level, done))
+        if not operation.waits:
+            self._engine.abort_all()
         return done
 
-    def fall_asleep(self) -> None:
-        """Sleep at the level of the first pending call; no request may run. Mutates: as `sleep`"""
+    def describe(self, condition: dict[str, Any], repeats: list[AnyOperation]) -> None:
+        """Add the parts that sleep. Mutates: condition, repeats"""
+        condition["asleep"] = self.asleep
+        if self.asleep:
+            repeats.append(Sleep(level=1))
+
+    def poll(self) -> None:
+        """Sleep at the level of the first pending call, once no request is left."""
+        if not self._pending_sleeps or not self._engine.is_empty:
+            return
         for level, done in self._take_pending():
             try:
                 self.sleep(level)
@@ -87,7 +86,7 @@ class SleepMode(EnginePart):
         self._verify_level(level)
         if not self.asleep:
             self._executor.sleep(level)
-            self._forget_all()
+            self._engine.forget_memory()
             self.level, self.asleep = level, TAGS
             logger.info("the engine sleeps at level %d", level)
 

@@ -30,7 +30,7 @@ flag there is no limit."""
 _MOST_BYTES = 65536
 
 GivenUp = dict[int, tuple[int, str]]
-"""Which processes of engines were given up, and why, by engine number."""
+"""Which processes of engines were given up, and why, by engine number. 0: start it again."""
 Lives = list[Life]
 Line = TypeVar("Line", GivenUp, Lives)
 
@@ -80,7 +80,8 @@ class Beats:
                 self._heard_s[number] = now_s
                 *lines, self._begun[number] = (self._begun[number] + received).split(b"\n")
                 for line in lines:
-                    found |= _read(line, GivenUp) or {}
+                    for engine, fate in (_read(line, GivenUp) or {}).items():
+                        found[engine] = min(fate, found.get(engine, fate))
         return found
 
     def answer(self, lives: Lives) -> None:

@@ -11,6 +11,23 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App
 from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
+from dovetail_plugins.apis.admin.engines import (
+    DrainRequest,
+    EngineRequest,
+    add,
+    drain,
+    remove,
+    show_engines,
+)
+from dovetail_plugins.apis.admin.pause import (
+    ContinueGenerationRequest,
+    PauseGenerationRequest,
+    continue_generation,
+    is_paused,
+    pause,
+    pause_generation,
+    resume,
+)
 from dovetail_plugins.apis.admin.prefix_cache import reset_prefix_cache
 from dovetail_plugins.apis.admin.server_info import server_info
 from dovetail_plugins.apis.admin.sleep import is_sleeping, sleep, wake_up
@@ -36,6 +53,18 @@ class AdminApi(Api):
         Route(method="POST", path="/wake_up", endpoint=wake_up, flag=FLAG),
         Route(method="POST", path="/collective_rpc", endpoint=collective_rpc, flag=FLAG),
         Route(method="GET", path="/is_sleeping", endpoint=is_sleeping, flag=FLAG),
+        Route(method="POST", path="/pause", endpoint=pause, flag=FLAG),
+        Route(method="POST", path="/resume", endpoint=resume, flag=FLAG),
+        Route(method="GET", path="/is_paused", endpoint=is_paused, flag=FLAG),
+        Route(method="POST", path="/pause_generation", endpoint=pause_generation, flag=FLAG,
+              body=PauseGenerationRequest),
+        Route(method="POST", path="/continue_generation", endpoint=continue_generation, flag=FLAG,
+              body=ContinueGenerationRequest),
+        Route(method="GET", path="/engines", endpoint=show_engines, flag=FLAG),
+        Route(method="POST", path="/engines/drain", endpoint=drain, flag=FLAG, body=DrainRequest),
+        Route(method="POST", path="/engines/remove", endpoint=remove, flag=FLAG,
+              body=EngineRequest),
+        Route(method="POST", path="/engines/add", endpoint=add, flag=FLAG, body=EngineRequest),
         Route(method="POST", path="/update_weights", endpoint=update_weights, flag=FLAG,
               body=UpdateWeightsRequest),
         Route(method="POST", path="/update_weights_from_disk", endpoint=update_from_disk, flag=FLAG,

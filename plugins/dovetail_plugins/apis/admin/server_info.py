@@ -22,7 +22,7 @@ async def server_info(server: ServerOf) -> dict[str, Any]:
     engine = msgspec.to_builtins(server.engine.spec)
     return {
         "version": __version__,
-        "weights": {**server.engine.weights, "version": version_of(server.engine)},
+        "weights": {**server.engine.condition.weights, "version": version_of(server.engine)},
         "engine": masked(engine),
         "frontend": masked(_frontend(server.frontend)),
     }

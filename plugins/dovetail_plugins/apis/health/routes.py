@@ -10,13 +10,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.engine.client.connection import STALL_S, EngineState
+from dovetail.engine.client.connection import STALL_S
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.observability.supervise import failing
 from dovetail.server.endpoint import App, ServerOf, problem
 from dovetail.version import __version__
+from dovetail_plugins.apis._engines import engine_report
+
+WHOLE = ("up", "asleep", "leaving", "removed")
+"""States of engines that are as they are meant to be."""
 
 
 async def live() -> Response:
@@ -46,8 +50,8 @@ async def health(server: ServerOf) -> Response:
         return _answer(reason)
     if len(states) == 1 and not failed and not states[0].restarts:
         return JSONResponse({"status": "ok"})
-    engines = [_engine_report(state) for state in states]
-    is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
+    engines = [engine_report(state) for state in states]
+    is_whole = not failed and all(one["state"] in WHOLE for one in engines)
     report: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
     return JSONResponse(report | ({"failing_tasks": failed} if failed else {}))
 
@@ -74,22 +78,6 @@ async def load(request: Request, server: ServerOf) -> dict[str, Any]:
 async def show_metrics() -> Response:
     """Return all metrics as Prometheus text."""
     return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
-
-
-def _engine_report(state: EngineState) -> dict[str, Any]:
-    """Return the report of /health about one of several engines."""
-    report = {"engine": state.engine, "state": "up", "running": state.running}
-    report |= {"waiting": state.waiting}
-    if state.machine:
-        report["machine"] = state.machine
-    if state.restarts:
-        report |= {"restarts": state.restarts, "last_death": state.last_reason}
-    if state.reason is not None:
-        name = "restarting" if state.is_restarting else "dead"
-        return report | {"state": name, "reason": state.reason}
-    if state.is_stalled:
-        return report | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
-    return report | {"state": "asleep"} if state.asleep else report
 
 
 def _dead_reason(server: App) -> str | None:

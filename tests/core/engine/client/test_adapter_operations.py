@@ -53,9 +53,6 @@ class Engines(EngineOperations):
                 return AdapterList(tuple(served.values()))
         return None
 
-    def _forget_prefixes(self) -> None:
-        """Nothing is routed here."""
-
 
 def source(name: str, path: str = "p") -> AdapterSource:
     return AdapterSource(name=name, path=path)

@@ -13,10 +13,11 @@ import msgspec
 import psutil
 import pytest
 
-from dovetail.engine.client import fleet, restarts
+from dovetail.engine.client import restarts
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.client.restarts import Restarts
+from dovetail.engine.messages import Leave, ListAdapters, Pause, Ping, Resume
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
@@ -228,7 +229,7 @@ def test_requests_wait_for_the_only_engine_until_it_is_given_up() -> None:
             await until(lambda: engine.states()[0].is_restarting)
             assert engine.is_alive and engine.death_reason is None
             with pytest.raises(Overloaded, match=r"within 0\.001 s"):
-                await engine.call_each(fleet.ListAdapters(), 0.001)
+                await engine.call_each(ListAdapters(), 0.001)
             assert await engine.is_sleeping()  # answered by the new engine
             assert engine.asleep
             await engine.wake_up()
@@ -251,6 +252,75 @@ def test_requests_wait_for_the_only_engine_until_it_is_given_up() -> None:
                 await engine.wait_end()
             assert not engine.is_alive and "--max-engine-restarts" in str(engine.death_reason)
         assert set(psutil.Process().children()) <= children
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_comes_back_is_paused_too() -> None:
+    async def main() -> None:
+        async with running(2) as engine, second_process(engine) as other:
+            both = [(own, "p" * n) for own in (engine, other) for n in range(1, 4)]
+            wanted = await asyncio.gather(*(whole(*each) for each in both))
+            await other.call_each(Pause(mode="keep"))
+            tasks = [asyncio.create_task(whole(*each)) for each in both]
+            await asyncio.sleep(0.05)
+            os.kill(pid_of(engine, 1), signal.SIGKILL)
+            for one in (engine, other):
+                await until(lambda one=one: one.states()[1].restarts and not one.states()[1].reason)
+                statuses = await one.call_each(Ping())
+                assert [status.condition.is_paused for status in statuses] == [True, True]
+            assert not any(task.done() for task in tasks)
+            await until(lambda: sum(engine.load()) == len(tasks))
+            await engine.call_each(Resume())
+            assert await asyncio.gather(*tasks) == wanted
+
+    asyncio.run(main())
+
+
+def test_engines_leave_and_come_back_and_no_request_is_lost() -> None:
+    """In turns, asked of either API process, under load of both."""
+
+    async def main() -> None:
+        async with (
+            running(3, options={"delay_s": 0.005}, max_restarts=0) as engine,
+            second_process(engine) as other,
+        ):
+            both = [(own, "p" * n) for own in (engine, other) for n in range(1, 5)]
+            wanted = {each: await whole(*each) for each in both}
+            ends: list[bool] = []
+            is_over = asyncio.Event()
+
+            async def ask(each: Any) -> None:
+                while not is_over.is_set():
+                    ends.append(await whole(*each) == wanted[each])
+
+            tasks = [asyncio.create_task(ask(each)) for each in both]
+
+            async def come_and_go(asked: AsyncEngine, number: int, wait_s: float) -> None:
+                pid = pid_of(engine, number)
+                await asked.call_each(Leave(engine=number))
+                for one in (engine, other):
+                    await until(lambda one=one: one.states()[number].is_leaving)
+                await asyncio.sleep(wait_s)  # if short, its requests run again: that is no death
+                removed = {number: (asked.lives[number].pid, "it was removed.")}
+                asked.give_up(removed)
+                engine.give_up(removed)  # the parent has heard of it by a beat
+                await until(lambda: engine.lives[number].is_over and not psutil.pid_exists(pid))
+                assert engine.is_alive and not engine.states()[number].is_restarting
+                await asyncio.sleep(0.05)
+                asked.add(number)
+                engine.give_up(asked.given_up())
+                for one in (engine, other):
+                    await until(lambda one=one: one.states()[number].reason is None)
+                    assert not one.states()[number].is_leaving
+
+            for turn in range(6):
+                await come_and_go((engine, other)[turn % 2], turn % 3, 0.5 if turn < 3 else 0.0)
+            is_over.set()
+            await asyncio.gather(*tasks)
+            assert len(ends) > 20 and all(ends)
+            assert [state.restarts for state in engine.states()] == [2, 2, 2]
+            assert router_of(engine).forgotten == [0, 1, 2, 0, 1, 2]
 
     asyncio.run(main())
 

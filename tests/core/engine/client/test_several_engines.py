@@ -19,7 +19,7 @@ from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.connection import EngineConnection, Listener
 from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.ipc.transport import MemoryLink
-from dovetail.engine.messages import Updates
+from dovetail.engine.messages import EngineCondition, Updates
 from dovetail.errors import ConfigError, EngineAsleep, EngineDead, RequestFault
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
@@ -201,7 +201,7 @@ def test_an_engine_that_others_use_may_speak_before_this_process_is_open() -> No
             fake_spec(),
             MemoryLink().client_end,
             None,
-            Listener(outputs=print, step=steps.append, death=print),
+            Listener(outputs=print, step=steps.append, reset=print, death=print),
         )
         connection._hear(Updates((), (StepStats(num_running=2, num_waiting=5, kv_usage=0.5),)))
         assert (len(steps), connection.load(), connection.kv_usage) == (1, (2, 5), 0.5)
@@ -239,7 +239,7 @@ def test_calls_and_aborts_reach_every_engine_that_they_concern() -> None:
                 *_, last = [output async for output in stream]
                 assert last.deltas[0].finish_reason == "abort"
             await engine.reset_prefix_cache()
-            assert router_of(engine).forgotten == [0, 1]
+            assert sorted(router_of(engine).forgotten) == [0, 1]
             await engine.sleep()
             assert engine.asleep and await engine.is_sleeping()
             assert [bool(state.asleep) for state in engine.states()] == [True, True]
@@ -256,11 +256,11 @@ def test_a_request_goes_to_an_engine_that_is_awake_and_moves() -> None:
     async def main() -> None:
         async with running() as engine:
             first, second = connections_of(engine)
-            second.asleep = ("weights",)
+            second.condition = EngineCondition(asleep=("weights",))
             assert engine.asleep == ()
             for _ in range(3):
                 await whole(engine)
-            second.asleep = ()
+            second.condition = EngineCondition()
             # As if it had had a request for a minute and said nothing.
             grow_older(second, heard_s=60)
             second._num_of_others = 1

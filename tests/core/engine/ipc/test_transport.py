@@ -19,6 +19,7 @@ from dovetail.engine.messages import (
     AddRequests,
     Call,
     ClientHello,
+    EngineCondition,
     EngineRequest,
     EngineStatus,
     FromEngine,
@@ -84,7 +85,9 @@ def test_messages_go_both_ways_in_order(address: str) -> None:
         received = receive(engine, 2)
         assert [message for _, message in received] == [ClientHello(), sent]
         name = received[0][0]
-        status = EngineStatus(num_steps=7, num_running=0, num_waiting=0)
+        status = EngineStatus(
+            num_steps=7, num_running=0, num_waiting=0, condition=EngineCondition()
+        )
         returns = [Return(i, status) for i in range(500)]
         assert all(engine.send(name, message) for message in returns)
         async with asyncio.timeout(5):

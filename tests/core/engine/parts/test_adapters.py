@@ -77,7 +77,7 @@ def test_an_adapter_is_served_once_it_has_been_read() -> None:
     adapters, ranks = made(is_late=True)
     done = adapters.load(AdapterSource(name="a", path="/a"))
     adapters.poll()
-    assert not done.done() and adapters.served() == () and adapters.is_loading
+    assert not done.done() and adapters.served() == ()
     with pytest.raises(RequestError, match="not loaded") as caught:
         adapters.hold("a")
     assert caught.value.status == 404

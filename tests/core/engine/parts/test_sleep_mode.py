@@ -13,12 +13,13 @@ import pytest
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.engine.parts.sleep_mode import TAGS
+from dovetail.engine.messages import EngineCondition
+from dovetail.engine.parts.sleep_mode import TAGS, SleepMode
 from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
-from support.inside import connections_of, executor_of, pool_of
+from support.inside import connections_of, executor_of, part_of, pool_of
 
 
 def spec_with(*, can_sleep: bool = True, **options: Any) -> EngineSpec:
@@ -34,7 +35,7 @@ def core_with(**options: Any) -> tuple[EngineCore, FakeExecutor]:
 
 def test_both_fall_asleep_and_wake_up_one_by_one() -> None:
     core, executor = core_with()
-    mode = core.sleep_mode
+    mode = part_of(core, SleepMode)
     mode.wake_up()
     mode.sleep(2)
     mode.sleep(2)
@@ -45,32 +46,31 @@ def test_both_fall_asleep_and_wake_up_one_by_one() -> None:
     assert caught.value.status == 409
     mode.wake_up(["weights"])
     assert (mode.level, mode.asleep) == (2, ("kv_cache",))
-    assert mode.refusal() is not None
     mode.wake_up()
-    assert (mode.level, mode.asleep, mode.refusal()) == (0, (), None)
+    assert (mode.level, mode.asleep) == (0, ())
     assert executor.sleep_calls == [("sleep", 2), ("wake_up", "weights"), ("wake_up", "kv_cache")]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    mode = core_with()[0].sleep_mode
+    mode = part_of(core_with()[0], SleepMode)
     with pytest.raises(RequestError, match="level 3"):
         mode.sleep(3)
     with pytest.raises(RequestError, match='"pillow"'):
         mode.wake_up(["pillow"])
-    unable = EngineCore(spec_with(can_sleep=False)).sleep_mode
+    unable = part_of(EngineCore(spec_with(can_sleep=False)), SleepMode)
     for call in (lambda: unable.sleep(1), unable.wake_up):
         with pytest.raises(RequestError) as caught:
             call()
         assert "--enable-sleep-mode" in str(caught.value)
-    assert mode.refusal() is unable.refusal() is None
+    assert mode.asleep == unable.asleep == ()
 
 
 def test_a_fault_changes_nothing() -> None:
-    mode = core_with(sleep_fault="sleep")[0].sleep_mode
+    mode = part_of(core_with(sleep_fault="sleep")[0], SleepMode)
     with pytest.raises(RequestError, match="no room"):
         mode.sleep(1)
-    assert (mode.asleep, mode.refusal()) == ((), None)
-    mode = core_with(sleep_fault="wake_up")[0].sleep_mode
+    assert mode.asleep == ()
+    mode = part_of(core_with(sleep_fault="wake_up")[0], SleepMode)
     mode.sleep(1)
     with pytest.raises(RequestError, match="no room"):
         mode.wake_up()
@@ -83,7 +83,7 @@ def test_prefixes_are_forgotten() -> None:
     taken = pool.take(1)
     pool.publish(0, taken[0], b"x")
     pool.release(taken)
-    core.sleep_mode.sleep(1)
+    part_of(core, SleepMode).sleep(1)
     assert pool.find(0, b"x") == 0
 
 
@@ -124,9 +124,8 @@ def test_requests_end_and_further_ones_are_refused() -> None:
             with pytest.raises(EngineAsleep) as caught:
                 await generate(engine)
             assert caught.value.status == 503 and "/wake_up" in str(caught.value)
-            connections_of(engine)[
-                0
-            ].asleep = ()  # this process has not heard of it: the engine itself refuses
+            # This process has not heard of it: the engine itself refuses.
+            connections_of(engine)[0].condition = EngineCondition()
             with pytest.raises(EngineAsleep, match="wake_up"):
                 await generate(engine)
             await engine.wake_up()

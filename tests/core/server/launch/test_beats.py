@@ -64,6 +64,9 @@ def test_engines_that_any_child_has_given_up_are_read_also_after_a_part(
     assert heard.read() == {3: (7, "it hangs")}
     pairs[1][1].sendall(b"\n")
     assert heard.read() == {0: (8, "it\nended")}
+    pairs[0][1].sendall(beat({0: (0, "it\nended")}))  # it is to be started again
+    pairs[1][1].sendall(beat({0: (8, "it\nended")}))
+    assert heard.read() == {0: (0, "it\nended")}
 
 
 def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_nothing(

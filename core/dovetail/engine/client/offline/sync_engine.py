@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.engine import messages
 from dovetail.engine.client.pooling.input_processor import PooledInput
 from dovetail.engine.client.requests.input_processor import (
     InputProcessor,
@@ -23,7 +24,8 @@ from dovetail.engine.client.results.output_processor import OutputProcessor
 from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import EngineCore
-from dovetail.engine.parts.adapters import WAIT_S, serving
+from dovetail.engine.parts.adapters import WAIT_S
+from dovetail.engine.parts.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.pooling_params import PoolingParams
@@ -129,7 +131,7 @@ class SyncEngine(SyncClient):
         self._stats = StatLoggers.build(spec, is_offline=True)
 
     def _refusal(self) -> RequestError | None:
-        return self.core.sleep_mode.refusal()
+        return asleep_error() if self.spec.can_sleep and self.is_sleeping else None
 
     @property
     def has_work(self) -> bool:
@@ -171,16 +173,16 @@ class SyncEngine(SyncClient):
     def sleep(self, level: int) -> None:
         """Release the engine's memory once it is idle. Raises: RequestError"""
         self.settle()
-        self.core.sleep_mode.sleep(level)
+        self._finish(messages.Sleep(level=level, waits=True))
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Reallocate memory. Raises: RequestError"""
-        self.core.sleep_mode.wake_up(tags)
+        self.core.perform(messages.WakeUp(tuple(tags)))
 
     @property
     def is_sleeping(self) -> bool:
         """Return whether weights or KV cache are asleep."""
-        return bool(self.core.sleep_mode.asleep)
+        return bool(self.core.condition().asleep)
 
     def reset_prefix_cache(self) -> None:
         """Invalidate all cached prefixes."""
@@ -188,25 +190,29 @@ class SyncEngine(SyncClient):
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
         """Run a method on the workers of all ranks; return their answers. Raises: RequestError"""
-        return self.core.collective_rpc(call)
+        answers: list[Any] = self.core.perform(messages.CallWorkers(call)).answers
+        return answers
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
         """Load an adapter and serve it. Raises: RequestError with what is wrong with it"""
-        adapters = serving(self.core.adapters)
-        loaded = adapters.load(source, replaces=replaces)
-        while not loaded.done():
-            time.sleep(WAIT_S)
-            adapters.poll()
-        loaded.result()
+        self._finish(messages.LoadAdapter(source=source, replaces=replaces))
         self.adapters()
+
+    def _finish(self, operation: messages.AnyOperation) -> None:
+        """Perform an operation to its end. Raises: RequestError"""
+        done = self.core.perform(operation)
+        while not done.done():
+            time.sleep(WAIT_S)
+            self.core.poll()
+        done.result()
 
     def unload_adapter(self, name: str) -> None:
         """Stop accepting requests for an adapter. Raises: RequestError"""
-        serving(self.core.adapters).unload(name)
+        self.core.perform(messages.UnloadAdapter(name))
 
     def adapters(self) -> tuple[AdapterSource, ...]:
         """Return the adapters that requests may name, and update their vocabularies."""
-        found = () if self.core.adapters is None else self.core.adapters.served()
+        found: tuple[AdapterSource, ...] = self.core.perform(messages.ListAdapters()).sources
         self.vocabularies.note(found)
         return found
 
