@@ -15,6 +15,7 @@ from plugins.test_prefix_decisions import View
 
 from dovetail.engine.client.cache_news import CacheNews, feeds_of
 from dovetail.engine.client.routing import Routing
+from dovetail.engine.messages import EngineCondition
 from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.kv_event_publisher import (
     AllBlocksCleared,
@@ -144,7 +145,9 @@ def test_an_engine_of_which_something_was_missed_is_guessed_again(router: Prefix
 
 def test_the_router_of_a_process_hears_the_news_before_it_chooses(router: PrefixAware) -> None:
     engines: Any = [
-        SimpleNamespace(**vars(View(number=n)), is_alive=True, asleep=False, is_stalled=False)
+        SimpleNamespace(
+            **vars(View(number=n)), is_alive=True, condition=EngineCondition(), is_stalled=False
+        )
         for n in range(2)
     ]
     routing = Routing(SimpleNamespace(router=None), engines)  # type: ignore[arg-type]

@@ -72,6 +72,7 @@ class Churn:
         """Add an adapter, drop the oldest, and keep as many requests under way."""
         loading = self.load(f"n{number}", number % len(self.sorts))
         while not loading.done():
+            self.engine.core.poll()
             self.step()
         loading.result()
         if len(self.served) > SERVED:

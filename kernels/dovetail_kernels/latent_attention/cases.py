@@ -70,8 +70,8 @@ def _sink_cases() -> list[Case]:
     """Return cases with sinks: of rows in splits, of picks, of a rounded cache."""
     plain = _Setup(rows=ROWS["mixed"], heads=5, has_sinks=True)
     rounded = replace(plain, kv_dtype=torch.bfloat16, may_round=True)
-    setups = [plain, replace(plain, rows=ROWS["long"]), replace(plain, picked=9), rounded]
-    return [_case("sinks", setup) for setup in setups]
+    long = _case("sinks_long", replace(plain, rows=ROWS["long"]))
+    return [long, *(_case("sinks", setup) for setup in (plain, replace(plain, picked=9), rounded))]
 
 
 def _rounded_cases() -> list[Case]:

@@ -35,7 +35,7 @@ OWN = {
     "DOVETAIL_PLUGINS": "packages whose plugins may be used, by comma; empty: built-in ones alone",
     "DOVETAIL_CPU_ISA": "highest instruction set of the native kernels: base, avx2, avxvnni, "
     "avx512, avx512bf16, amx, neon, or none to run on torch",
-    "DOVETAIL_WHEEL_SETS": "machine: a wheel is built with this machine's instruction sets alone",
+    "DOVETAIL_WHEEL_SETS": "machine: a wheel has the instruction sets of this machine alone",
     "DOVETAIL_VERBOSE": "1 shows tracebacks of errors and why plugins were not chosen, "
     "as --verbose does",
 }
