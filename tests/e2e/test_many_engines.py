@@ -30,6 +30,7 @@ pytestmark = [
 ]
 PROMPTS = ("The capital of France is", "One two three", "Water is", "A dog")
 NUM_STREAMS = 8
+LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ async def num_restarts(client: httpx.AsyncClient) -> int | None:
 
 async def whole_again(client: httpx.AsyncClient, restarts: int) -> None:
     """Wait until every API process reports both engines alive and this number of restarts."""
-    num_good, limit_s = 0, time.monotonic() + 60
+    num_good, limit_s = 0, time.monotonic() + LIMIT_S
     while num_good < 8:
         found = await num_restarts(client)
         num_good = num_good + 1 if found == restarts else 0
@@ -240,10 +241,10 @@ def test_engines_leave_and_come_back_under_load(
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, seed) for seed in range(8)]
         try:
-            for number in ("0", "1", "0"):
+            for number in ("0", "1"):
                 states = engines(server, capsys, "drain", number, "--timeout", "20")
                 assert states[int(number)]["state"] == "removed"
-                until_s = time.monotonic() + 10
+                until_s = time.monotonic() + LIMIT_S
                 while len(engines_of(server)) > 1:
                     assert time.monotonic() < until_s
                     time.sleep(0.05)
@@ -255,7 +256,7 @@ def test_engines_leave_and_come_back_under_load(
     assert [task.result() for task in asking] and set(ends) == {True} and ends[True] > 30
     assert engines(server, capsys, "remove", "1")[1]["state"] == "removed"
     assert engines(server, capsys, "add", "1")[1]["state"] == "up"
-    until_s, num_good = time.monotonic() + 15, 0
+    until_s, num_good = time.monotonic() + LIMIT_S, 0
     while num_good < 8:  # until every API process knows
         assert time.monotonic() < until_s
         states = engines(server, capsys, "list")
