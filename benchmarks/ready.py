@@ -7,6 +7,11 @@ that it is ready; memory is the proportional share (PSS: shared pages are divide
 them) at its peak and after the first answer; the floor is reading the file's bytes. The file is in
 the page cache; with --cold it is dropped from it before every start.
 
+Every start comes PAUSE_S after the end of the last server. A virtual machine may hand freed memory
+back to its host after some seconds, and getting it again costs far more than clearing it (here
+0.94 s a GB in place of 0.13 s). Without a pause, a server that takes memory at once gets what the
+one before it has just freed, and one that takes it later does not.
+
     PYTHONPATH=core:plugins:kernels python benchmarks/ready.py FILE.gguf \\
         [--xllamacpp VENV/bin/python] [--rounds 3] [--threads 2] [--cold]
 

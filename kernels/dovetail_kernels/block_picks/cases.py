@@ -8,13 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dovetail_kernels.index_picks.cases import MIXED, Rows, laid_out
 from dovetail_kernels.op import Arguments, Case
-from dovetail_kernels.random import normal, permutation
-
-Rows = tuple[tuple[int, int], ...]
-"""(queries, tokens in the cache) of each row."""
-
-MIXED: Rows = ((1, 33), (7, 7), (0, 0), (5, 60), (9, 12))
+from dovetail_kernels.random import normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,22 +79,14 @@ def _case(setup: _Setup) -> Case:
 def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         size = setup.cache_tokens
-        needed = [-(-total // size) for _, total in setup.rows]
-        order = permutation(sum(needed), device, seed=1) + 1
-        table = torch.zeros(len(needed), max(needed), dtype=torch.int32, device=device)
-        for row, blocks in enumerate(order.split(needed)):
-            table[row, : len(blocks)] = blocks.int()
-        counts = torch.tensor([0, *(count for count, _ in setup.rows)])
-        shape = (sum(needed) + 1, size, setup.size)
-        q = normal((int(counts.sum()), setup.heads, setup.size), torch.float32, device, seed=3)
+        num_blocks, places = laid_out(setup.rows, size, device)
+        shape = (num_blocks, size, setup.size)
+        tokens = sum(count for count, _ in setup.rows)
+        q = normal((tokens, setup.heads, setup.size), torch.float32, device, seed=3)
         return {
             "q": q.round(),
             "cache": normal(shape, torch.float32, device, seed=2).round().to(setup.kv_dtype),
-            "block_table": table,
-            "query_start": counts.cumsum(0).to(device, torch.int32),
-            "seq_lens": torch.tensor(
-                [total for _, total in setup.rows], dtype=torch.int32, device=device
-            ),
+            **places,
             "block_size": setup.block_size,
             "num_picked": setup.picked,
             "num_local": setup.local,

@@ -19,8 +19,7 @@ using namespace dt::DT_ISA;
 namespace {
 
 constexpr int kNearHeads = 4;
-constexpr int64_t kTaskKeys = 1024;      // keys that a task scores, at least
-constexpr int64_t kMaxScores = 1 << 22;  // scores of blocks held at once, of several queries
+constexpr int64_t kTaskKeys = 1024;  // keys that a task scores, at least
 
 // A query: its token, its row, how many keys it sees and how many blocks these are.
 struct Query {
@@ -153,18 +152,11 @@ int pick_all(const BlockArgs& args) {
   auto* queries = static_cast<Query*>(scratch(1, tokens * sizeof(Query) + 64));
   if (!queries) return 1;
   const int64_t listed = list_queries(args, queries);
-  for (int64_t first = 0; first < listed;) {
-    int64_t count = 0, longest = 0;  // as many as their scores fit, one at least
-    for (; first + count < listed; ++count) {
-      const int64_t blocks = queries[first + count].blocks, most = blocks > longest ? blocks : longest;
-      if (count && most * args.num_heads * (count + 1) > kMaxScores) break;
-      longest = most;
-    }
-    auto* scores = static_cast<float*>(scratch(2, count * args.num_heads * longest * sizeof(float)));
-    if (!scores || pick_for<Entry>(args, queries + first, count, longest, scores)) return 1;
-    first += count;
-  }
-  return 0;
+  const auto scores_of = [&](int64_t i) { return queries[i].blocks * args.num_heads; };
+  return in_batches(listed, scores_of, [&](int64_t first, int64_t count, int64_t longest) {
+    auto* scores = static_cast<float*>(scratch(2, count * longest * sizeof(float)));
+    return scores ? pick_for<Entry>(args, queries + first, count, longest / args.num_heads, scores) : 1;
+  });
 }
 
 }  // namespace

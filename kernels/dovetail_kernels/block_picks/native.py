@@ -8,10 +8,9 @@ import torch
 
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.cpu.library import needed_library
+from dovetail_kernels.index_picks.native import CODES, why_not_cache
 from dovetail_kernels.op import Arguments
 
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)
-CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
 MAX_HEADS = 64
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -86,11 +85,10 @@ def block_picks(
 
 
 def _why_not(arguments: Arguments) -> str | None:
-    if arguments["cache"].dtype not in CODES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in FORMATS)
-        return f"the cache holds one of {names}"
     heads = arguments["q"].shape[1]
-    return f"there are up to {MAX_HEADS} heads, not {heads}" if heads > MAX_HEADS else None
+    if heads > MAX_HEADS:
+        return f"there are up to {MAX_HEADS} heads, not {heads}"
+    return why_not_cache(arguments)
 
 
 NATIVE = native_implementation(block_picks, why_not=_why_not)

@@ -1,4 +1,5 @@
-// The positions of the highest of many scores; of equal ones the first.
+// The positions of the highest of many scores; of equal ones the first. And queries in batches, whose scores
+// are in memory at once.
 #pragma once
 
 #include "vector.h"
@@ -45,6 +46,26 @@ void pick(float* scores, int64_t size, int64_t picked, int32_t* picks) {
   int64_t count = 0;
   for (int64_t i = 0; i < size && count < picked; ++i)
     if (orders[i] > least || (orders[i] == least && left-- > 0)) picks[count++] = static_cast<int32_t>(i);
+}
+
+constexpr int64_t kMaxScores = 1 << 22;  // held at once, of several queries
+
+// Calls batch(first, count, longest) for `listed` queries after each other, as many at a time as their scores
+// fit, one at least; query i has scores_of(i), `longest` is the most of a batch. Returns what a batch returned
+// that is not 0, else 0.
+template <class Scores, class Batch>
+int in_batches(int64_t listed, const Scores& scores_of, const Batch& batch) {
+  for (int64_t first = 0; first < listed;) {
+    int64_t count = 0, longest = 0;
+    for (; first + count < listed; ++count) {
+      const int64_t own = scores_of(first + count), most = own > longest ? own : longest;
+      if (count && most * (count + 1) > kMaxScores) break;
+      longest = most;
+    }
+    if (const int fault = batch(first, count, longest)) return fault;
+    first += count;
+  }
+  return 0;
 }
 
 }  // namespace

@@ -80,28 +80,37 @@ def _case(setup: _Setup) -> Case:
     )
 
 
+def laid_out(rows: Rows, block_tokens: int, device: torch.device) -> tuple[int, Arguments]:
+    """Return the number of blocks in the cache of some rows, and the arguments that say where their
+    tokens are: in blocks in no order."""
+    needed = [-(-total // block_tokens) for _, total in rows]
+    order = permutation(sum(needed), device, seed=1) + 1
+    table = torch.zeros(len(needed), max(needed), dtype=torch.int32, device=device)
+    for row, blocks in enumerate(order.split(needed)):
+        table[row, : len(blocks)] = blocks.int()
+    counts = torch.tensor([0, *(count for count, _ in rows)])
+    lengths = [total for _, total in rows]
+    return sum(needed) + 1, {
+        "block_table": table,
+        "query_start": counts.cumsum(0).to(device, torch.int32),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
+    }
+
+
 def _builder(setup: _Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         size = setup.block_tokens
-        needed = [-(-total // size) for _, total in setup.rows]
-        order = permutation(sum(needed), device, seed=1) + 1
-        table = torch.zeros(len(needed), max(needed), dtype=torch.int32, device=device)
-        for row, blocks in enumerate(order.split(needed)):
-            table[row, : len(blocks)] = blocks.int()
-        counts = torch.tensor([0, *(count for count, _ in setup.rows)])
-        shape = (sum(needed) + 1, size * setup.size + setup.gap)
+        num_blocks, places = laid_out(setup.rows, size, device)
+        shape = (num_blocks, size * setup.size + setup.gap)
         memory = normal(shape, torch.float32, device, seed=2).round().to(setup.kv_dtype)
-        tokens = int(counts.sum())
+        tokens = sum(count for count, _ in setup.rows)
         q = normal((tokens, setup.heads, setup.size), torch.float32, device, seed=3)
         weights = normal((tokens, setup.heads), torch.float32, device, seed=4)
-        lengths = [total for _, total in setup.rows]
         return {
             "q": q.round().to(setup.dtype),
             "weights": (weights * 8).round() / 8,
             "cache": memory[:, : size * setup.size].unflatten(1, (size, setup.size)),
-            "block_table": table,
-            "query_start": counts.cumsum(0).to(device, torch.int32),
-            "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
+            **places,
             "num_picked": setup.picked,
         }
 

@@ -25,7 +25,6 @@ constexpr int kHeadRegisters = 4, kNearKeys = 6;
 constexpr int kHeadRegisters = 2, kNearKeys = 4;
 #endif
 constexpr int64_t kTaskKeys = 1020;        // keys that a task scores, a multiple of kNearKeys
-constexpr int64_t kMaxScores = 1 << 22;    // scores held at once, of several queries
 static_assert(kTaskKeys % kNearKeys == 0, "tasks end with whole tiles");
 
 // A query: its token, its row and how many keys it sees.
@@ -172,18 +171,11 @@ int pick_all(const IndexArgs& args) {
   auto* queries = static_cast<Query*>(scratch(1, tokens * sizeof(Query) + 64));
   if (!queries) return 1;
   const int64_t listed = list_queries(args, queries);
-  for (int64_t first = 0; first < listed;) {
-    int64_t count = 0, longest = 0;  // as many as their scores fit, one at least
-    for (; first + count < listed; ++count) {
-      const int64_t seen = queries[first + count].seen, most = seen > longest ? seen : longest;
-      if (count && most * (count + 1) > kMaxScores) break;
-      longest = most;
-    }
+  const auto scores_of = [&](int64_t i) { return queries[i].seen; };
+  return in_batches(listed, scores_of, [&](int64_t first, int64_t count, int64_t longest) {
     auto* scores = static_cast<float*>(scratch(2, count * longest * sizeof(float)));
-    if (!scores || pick_for<Entry>(args, queries + first, count, longest, scores)) return 1;
-    first += count;
-  }
-  return 0;
+    return scores ? pick_for<Entry>(args, queries + first, count, longest, scores) : 1;
+  });
 }
 
 }  // namespace

@@ -83,11 +83,12 @@ def index_picks(
     return picks
 
 
-def _why_not(arguments: Arguments) -> str | None:
+def why_not_cache(arguments: Arguments) -> str | None:
+    """Return why keys of this type cannot be read, None if they can."""
     if arguments["cache"].dtype in CODES:
         return None
     names = ", ".join(str(d).removeprefix("torch.") for d in FORMATS)
     return f"the cache holds one of {names}"
 
 
-NATIVE = native_implementation(index_picks, why_not=_why_not)
+NATIVE = native_implementation(index_picks, why_not=why_not_cache)

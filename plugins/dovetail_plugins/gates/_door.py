@@ -12,7 +12,7 @@ from dovetail.interfaces.gate import GateFacts
 from dovetail.observability.caller import enter
 from dovetail.server.endpoint import FILE_OWNER, as_owner, named_owner
 from dovetail.server.http.errors import Problem, problem, problem_of
-from dovetail.server.http.middleware import key_of
+from dovetail.server.http.middleware import STARTS, key_of
 from dovetail_plugins.gates._families import Families
 from dovetail_plugins.gates._keys_file import NAME, PREFIX, Key, KeysFile, Limits, hash_of
 from dovetail_plugins.gates._limits import Meter
@@ -148,7 +148,7 @@ def _with_headers(send: Send, visit: KeyVisit) -> Send:
     """Return a send that adds the headers of limits to an answer."""
 
     async def add(message: Message) -> None:
-        if message["type"] in _STARTS:
+        if message["type"] in STARTS:
             headers = list(message.get("headers", ()))
             there = {name for name, _ in headers}  # a model's server behind a gateway knows more
             headers += [one for one in visit.headers() if one[0] not in there]
@@ -166,7 +166,6 @@ async def _refuse(found: Problem, scope: Scope, receive: Receive, send: Send) ->
         await send({"type": "websocket.close", "code": 1008})
 
 
-_STARTS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
 _FOREIGN_PAGE = problem(
     403,
     "a web page of another origin may not open a WebSocket here.",

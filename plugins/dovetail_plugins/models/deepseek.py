@@ -262,7 +262,12 @@ class IndexedLayer(DeepseekLayer):
         file stores quantized."""
         if isinstance(context.quant, Gguf):
             return context
-        return replace(context, quant=Unquantized(ActivationOptions(), context.model))
+        return unquantized(context)
+
+
+def unquantized(context: BuildContext) -> BuildContext:
+    """Return the context of matrices that are never stored quantized."""
+    return replace(context, quant=Unquantized(ActivationOptions(), context.model))
 
 
 def uses_indexer(context: BuildContext) -> bool:

@@ -45,8 +45,8 @@ from dovetail_plugins.models.deepseek import (
     DeepseekMoE,
     DeepseekV3ForCausalLM,
     has_indexer,
+    unquantized,
 )
-from dovetail_plugins.models.hy_v4 import unquantized
 from dovetail_plugins.models.kimi_linear import FORGETS, IN_DELTA
 
 RENAMES = (

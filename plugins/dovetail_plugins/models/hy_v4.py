@@ -37,7 +37,6 @@ from dovetail_plugins.layers.hyper_connection import (
 )
 from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.moe import in_float32
-from dovetail_plugins.layers.stored.rounding import ActivationOptions
 from dovetail_plugins.models._moe import clamped, sigmoid_rule
 from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.deepseek import (
@@ -46,8 +45,8 @@ from dovetail_plugins.models.deepseek import (
     DeepseekV32ForCausalLM,
     IndexedLayer,
     latent_config,
+    unquantized,
 )
-from dovetail_plugins.quantization.none import Unquantized
 
 RENAMES = (
     (".hc_pre.hc_", ".hc_"),
@@ -77,11 +76,6 @@ def streams_config(context: BuildContext) -> StreamsConfig:
         eps=float(settings["hc_eps"]),
         norm_eps=float(settings["rms_norm_eps"]),
     )
-
-
-def unquantized(context: BuildContext) -> BuildContext:
-    """Return the context of matrices that are never stored quantized."""
-    return replace(context, quant=Unquantized(ActivationOptions(), context.model))
 
 
 class SinkAttention(LatentAttention, DividedVectors):

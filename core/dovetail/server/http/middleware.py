@@ -33,7 +33,8 @@ SOCKET = "WEBSOCKET"
 """The method of a WebSocket in routes and metrics."""
 SOCKET_KEY = "openai-insecure-api-key."
 """What a WebSocket's subprotocol begins with that holds a key. Source: OpenAI's realtime API"""
-_STARTS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
+STARTS = frozenset(("http.response.start", "websocket.http.response.start", "websocket.accept"))
+"""The messages that begin an answer."""
 _GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 
 
@@ -112,7 +113,7 @@ def request_id_of(scope: Scope) -> str:
 
 def _noting(send: Send, sent: _Sent) -> Send:
     async def note(message: Message) -> None:
-        if message["type"] in _STARTS:
+        if message["type"] in STARTS:
             sent.status = message.get("status", 101)
             extra = [(k.encode(), v.encode()) for k, v in sent.headers.items()]
             message = {**message, "headers": [*message.get("headers", ()), *extra]}

@@ -57,10 +57,6 @@ class Conversation:
                 code="conversation_full",
             )
 
-    def get(self, item_id: str) -> Item:
-        """Return an item. Raises: NotFound"""
-        return self._items[self._place(item_id, "item_id")]
-
     def delete(self, item_id: str) -> None:
         """Remove an item. Raises: NotFound. Mutates: self"""
         del self._items[self._place(item_id, "item_id")]

@@ -24,31 +24,32 @@ def new_id(kind: str) -> str:
 
 
 class Words(ABC):
-    """The events of one dialect; each method returns the events of one occasion."""
+    """The events of one dialect; each method returns the events of one occasion. Dialects may have
+    none for those that no client waits for."""
 
-    @abstractmethod
     def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
         """Return the events after the settings changed."""
+        return []
 
-    @abstractmethod
     def cleared(self) -> list[Fields]:
         """Return the events after the sound was dropped."""
+        return []
 
-    @abstractmethod
     def started(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return the events at the begin of a turn."""
+        return []
 
-    @abstractmethod
     def stopped(self, item_id: str, at_ms: int) -> list[Fields]:
         """Return the events at the end of a turn."""
+        return []
 
-    @abstractmethod
     def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
         """Return the events after sound became an item, which follows another."""
+        return []
 
-    @abstractmethod
     def added(self, item: Item, last_id: str | None) -> list[Fields]:
         """Return the events after an item was added, which follows another."""
+        return []
 
     @abstractmethod
     def delta(self, item_id: str, text: str) -> list[Fields]:
@@ -131,30 +132,6 @@ class OpenAIWords(Words):
 
 class PlainWords(Words):
     """vLLM's events: texts and errors alone."""
-
-    def updated(self, session_id: str, expires_s: int, settings: AnySettings) -> list[Fields]:
-        """Return nothing."""
-        return []
-
-    def cleared(self) -> list[Fields]:
-        """Return nothing."""
-        return []
-
-    def started(self, item_id: str, at_ms: int) -> list[Fields]:
-        """Return nothing."""
-        return []
-
-    def stopped(self, item_id: str, at_ms: int) -> list[Fields]:
-        """Return nothing."""
-        return []
-
-    def committed(self, item_id: str, last_id: str | None) -> list[Fields]:
-        """Return nothing."""
-        return []
-
-    def added(self, item: Item, last_id: str | None) -> list[Fields]:
-        """Return nothing."""
-        return []
 
     def delta(self, item_id: str, text: str) -> list[Fields]:
         """Return a piece of a transcript."""

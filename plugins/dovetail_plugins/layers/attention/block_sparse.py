@@ -37,6 +37,7 @@ from dovetail.layers.opaque import CompilerBoundary
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels.block_picks import OP
 from dovetail_kernels.cpu.program import refuse_recording
+from dovetail_plugins.layers.attention.token_rows import alone_rows, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,34 +183,19 @@ def _picked(
     key = (HeadsApart, id(prepared))
     if key not in context.once:
         context.once[key] = _alone(context.backend.layout_of(prepared), config)
-    alone, rows = context.once[key]
+    alone: BatchLayout = context.once[key]
     table, each = alone.block_table, config.block_size // alone.block_tokens
     at = blocks.clamp(min=0).long().unsqueeze(-1) * each
     at = (at + torch.arange(each, device=at.device)).flatten(1)
     at = at.clamp_(max=table.shape[1] - 1)  # of a last block that is not full
-    return replace(alone, block_table=table[rows.unsqueeze(1), at].contiguous())
+    return replace(alone, block_table=table.gather(1, at))
 
 
-def _alone(layout: BatchLayout, config: BlocksConfig) -> tuple[BatchLayout, torch.Tensor]:
-    """Return a layout in which each token is a row, with the block tables of their real rows still,
-    and these rows' numbers. Shapes: -> [T]"""
-    device, starts = layout.slots.device, layout.query_start_host
-    lengths: list[int] = []
-    rows: list[int] = []
-    for row, end in enumerate(layout.seq_lens_host):
-        count = starts[row + 1] - starts[row]
-        rows += [row] * count
-        lengths += [_seen(position, config) for position in range(end - count, end)]
-    tokens = len(rows)
-    return replace(
-        layout,
-        query_start=torch.arange(tokens + 1, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        query_start_host=list(range(tokens + 1)),
-        seq_lens_host=lengths,
-        max_query_tokens=1,
-        max_seq_tokens=max(lengths, default=0),
-    ), torch.tensor(rows, dtype=torch.int64, device=device)
+def _alone(layout: BatchLayout, config: BlocksConfig) -> BatchLayout:
+    """Return a layout in which each token is a row, with the block table of its real row still."""
+    rows, counts = tokens_of(layout)
+    tokens = torch.arange(len(rows), device=layout.slots.device)
+    return alone_rows(layout, tokens, rows, [_seen(count - 1, config) for count in counts])
 
 
 def _seen(position: int, config: BlocksConfig) -> int:

@@ -31,6 +31,7 @@ from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.norm import LayerNorm
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.layers.attention.indexed import PICKS, IndexedAttention
+from dovetail_plugins.layers.attention.token_rows import alone_rows, tokens_of
 
 KEYS_EPS = 1e-6
 """Of the norm of keys; no config.json says it."""
@@ -177,15 +178,15 @@ class PooledAttention(IndexedAttention):
     ) -> list[PickedCall]:
         """Return the step's tokens by how many follow their last whole pool."""
         size = self.pools.pool_size
-        rows, counts = _tokens_of(layout)
-        pools = self._picked_pools(context, layout, index_q, weights)
+        rows, counts = tokens_of(layout)
+        pools = self._picked_pools(context, layout, rows, counts, index_q, weights)
         picks = _expanded(pools, torch.tensor(counts, device=pools.device), size)
         found = []
         for rest in range(size):
             own = [token for token, count in enumerate(counts) if count % size == rest]
             if own:
                 tokens = torch.tensor(own, device=pools.device)
-                alone = _alone(layout, tokens, [rows[i] for i in own], [counts[i] for i in own])
+                alone = alone_rows(layout, tokens, [rows[i] for i in own], [counts[i] for i in own])
                 width = self.pools.num_pools * size + rest
                 found.append(
                     PickedCall(
@@ -200,12 +201,15 @@ class PooledAttention(IndexedAttention):
         self,
         context: ForwardContext,
         layout: BatchLayout,
+        rows: list[int],
+        counts: list[int],
         index_q: torch.Tensor,
         weights: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the pools that each token picks, -1 where all are taken. Shapes: -> [T, pools]"""
+        """Return the pools that each token picks, -1 where all are taken; `rows` and `counts` as
+        `tokens_of` returns them. Shapes: -> [T, pools]"""
         assert isinstance(self.indexer, PoolIndexer)
-        pools, (rows, counts) = self.pools, _tokens_of(layout)
+        pools = self.pools
         picks = torch.full((len(rows), pools.num_pools), -1, device=index_q.device)
         own = [token for token, count in enumerate(counts) if count >= pools.min_sparse]
         parts: list[torch.Tensor] = []
@@ -219,7 +223,7 @@ class PooledAttention(IndexedAttention):
         num_blocks = -(-max(wholes) // SCORED)
         starts = torch.tensor([first[rows[token]] for token in own], device=picks.device)
         tokens = torch.tensor(own, device=picks.device)
-        alone = _alone(layout, tokens, [rows[token] for token in own], wholes)
+        alone = alone_rows(layout, tokens, [rows[token] for token in own], wholes)
         cache = torch.cat(parts).unflatten(0, (-1, SCORED))
         table = starts.unsqueeze(1) + torch.arange(num_blocks, device=picks.device)
         alone = replace(
@@ -236,36 +240,6 @@ class PooledAttention(IndexedAttention):
         )
         picks[tokens] = context.backend.pick(call).to(picks.dtype)
         return picks
-
-
-def _tokens_of(layout: BatchLayout) -> tuple[list[int], list[int]]:
-    """Return for each token of a step its row, and how many tokens it sees."""
-    rows: list[int] = []
-    counts: list[int] = []
-    starts = layout.query_start_host
-    for row, end in enumerate(layout.seq_lens_host):
-        count = starts[row + 1] - starts[row]
-        rows += [row] * count
-        counts += range(end - count + 1, end + 1)
-    return rows, counts
-
-
-def _alone(
-    layout: BatchLayout, tokens: torch.Tensor, rows: list[int], lengths: list[int]
-) -> BatchLayout:
-    """Return a layout of some tokens, each a row that sees as many as `lengths` says."""
-    device = layout.slots.device
-    return replace(
-        layout,
-        query_start=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        block_table=layout.block_table[torch.tensor(rows, device=device)],
-        slots=layout.slots[tokens],
-        query_start_host=list(range(len(rows) + 1)),
-        seq_lens_host=lengths,
-        max_query_tokens=1,
-        max_seq_tokens=max(lengths),
-    )
 
 
 def _expanded(pools: torch.Tensor, counts: torch.Tensor, size: int) -> torch.Tensor:
