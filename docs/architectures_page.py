@@ -74,8 +74,8 @@ SPARSE_REFUSED = (
         "DeepSeek V4",
         "`compressed_sparse_attention`",
         "the same for every 4 tokens, over windows that overlap: a row also keeps the first half "
-        "of the last window. An indexer with compressed keys of its own picks entries, and one "
-        "softmax with sinks goes over them and the window",
+        "of the last window. An indexer, which has its own compressed keys, picks entries. One "
+        "softmax with sinks covers them and the window",
     ),
     (
         "DeepSeek V4",
@@ -93,8 +93,8 @@ SPARSE_REFUSED = (
     (
         "Qwen4-Exp",
         "`linear_attention` with PLE",
-        "it adds embeddings of hashed n-grams of token ids, of which a row keeps the last ones, "
-        "and a dilated convolution of all streams, wider than the kernels' 8 inputs",
+        "it adds embeddings of n-grams of token ids, found by their hash, so a row keeps its last "
+        "ids; its dilated convolution of all streams is wider than the kernels' 8 inputs",
     ),
     (
         "Dots3 Note",

@@ -178,8 +178,8 @@ class Fleet(EngineOperations):
                 self.add(connection.number)
 
     def add(self, number: int) -> None:
-        """Start an engine in the place of one that was removed or given up, or have the process do
-        it that started it. Mutates: self"""
+        """Replace an engine that was removed or given up by a new one. In a process that did not
+        start it, ask the one that did. Mutates: self"""
         dead = self._connections[number]
         if dead.host is None:
             self._wanted[dead.spec.engine] = (0, dead.death_reason or "")
