@@ -73,8 +73,8 @@ async def remove(server: ServerOf, body: EngineRequest) -> Response:
 
 
 async def add(server: ServerOf, body: EngineRequest) -> Response:
-    """Replace an engine that was removed or given up by a new one, with the weights, adapters, sleep
-    and pause of the others."""
+    """Replace an engine that was removed or given up by a new one, with the weights, adapters,
+    sleep and pause of the others."""
     ignored = list(server.fields.check(body, is_answered=False))
     await uninterrupted(_add(server, body.engine))
     return _answer(server, ignored)

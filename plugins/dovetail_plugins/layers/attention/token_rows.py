@@ -1,4 +1,4 @@
-"""The tokens of a step as rows of their own, for attention that picks keys for each."""
+"""Each token of a step as a row, for attention that picks keys for each."""
 
 from __future__ import annotations
 
