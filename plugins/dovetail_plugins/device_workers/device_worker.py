@@ -166,9 +166,10 @@ class DeviceWorker(Worker):
         timeout_s: float = 60.0,
         offset: int = 1,
         ticket: str = "",
+        members: int = 1,
     ) -> None:
-        """Join a trainer's process group (see weight_transfer.group.Meeting and `join`). Raises:
-        RequestError"""
+        """Join a trainer's process group (see weight_transfer.group) with all `members`, the ranks
+        that get the same ticket. Raises: RequestError"""
         from dovetail_plugins.weight_transfer.group import Meeting
 
         meeting = Meeting(
@@ -179,11 +180,11 @@ class DeviceWorker(Worker):
             backend=backend or ("nccl" if self.device.type == "cuda" else "gloo"),
             timeout_s=timeout_s,
         )
-        self._receiver().join(meeting, offset, ticket)
+        self._receiver().join(meeting, offset, ticket, members)
 
-    def weight_groups(self) -> list[str]:
-        """Return the names of the groups that this rank has joined."""
-        return [] if self._received is None else self._received.names()
+    def weight_groups(self) -> dict[str, int]:
+        """Return the groups that this rank has joined by name, with their `members`."""
+        return {} if self._received is None else self._received.members()
 
     def leave_weight_group(self, *, name: str) -> None:
         """Leave a trainer's process group."""

@@ -1,4 +1,4 @@
-"""A process group of a trainer, which is rank 0, and of the ranks of engines, which get its tensors.
+"""A process group of a trainer, rank 0, and of the ranks of engines, which receive its tensors.
 
 The ranks meet at a store on the trainer's machine. Names in the store are those that trainers use
 which make the group with torch's own functions, as for SGLang: torch.distributed.rendezvous and

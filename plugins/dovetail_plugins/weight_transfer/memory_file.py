@@ -1,4 +1,4 @@
-"""MemoryFile: named tensors in one mapped file of the safetensors format, which is written in place.
+"""MemoryFile: named tensors in one mapped file of the safetensors format, written in place.
 
 The header's metadata has a key. It is cleared while tensors are written, so a reader that knows the
 key notices tensors of another time. A file in /dev/shm is in memory only.
@@ -22,7 +22,6 @@ from dovetail_plugins.load_formats._safetensors_header import (
 )
 from dovetail_plugins.weight_transfer.described import WORDS, Described, checked, item_bytes
 
-MEMORY = Path("/dev/shm")
 KEY = "key"
 KEY_CHARS = 128
 ALIGNMENT = 8
@@ -108,7 +107,7 @@ def verify_key(files: Sequence[Path], key: str) -> None:
     for file in files if key else ():
         if key_of(file) != key:
             raise ConfigError(
-                "it has no weights with this key: they were not written, or others have been since.",
+                "it has no weights with this key: none were written, or others have been since.",
                 where=str(file),
                 fix="write the weights and send their key once they are written.",
             )

@@ -24,15 +24,17 @@ class Receiver:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._groups: dict[str, TransferGroup] = {}
+        self._members: dict[str, int] = {}
         self._unfinished: dict[str, tuple[str, int]] = {}
         """The folder of an update whose last tensors have not come, and its parts so far."""
 
-    def names(self) -> list[str]:
-        """Return the names of the groups."""
-        return sorted(self._groups)
+    def members(self) -> dict[str, int]:
+        """Return the groups by name, with the number of ranks that have joined together."""
+        return {name: self._members[name] for name in self._groups}
 
-    def join(self, meeting: Meeting, offset: int, ticket: str) -> None:
-        """Join a group, instead of one with its name. Raises: RequestError. Mutates: self"""
+    def join(self, meeting: Meeting, offset: int, ticket: str, members: int) -> None:
+        """Join a group together with the ranks of one ticket, instead of a group with its name.
+        Raises: RequestError. Mutates: self"""
         if meeting.backend not in BACKENDS:
             raise RequestError(
                 f'"{meeting.backend}" is none of them.', where="backend",
@@ -46,6 +48,7 @@ class Receiver:
             )
         self.leave(meeting.name)
         self._groups[meeting.name] = join(meeting, offset, ticket, str(self._device))
+        self._members[meeting.name] = members
 
     def leave(self, name: str) -> None:
         """Leave a group, if the rank is in it. Mutates: self"""
@@ -93,7 +96,7 @@ class Receiver:
 
     def close(self) -> None:
         """Leave all groups. May be called twice."""
-        for name in self.names():
+        for name in list(self._groups):
             self.leave(name)
 
 

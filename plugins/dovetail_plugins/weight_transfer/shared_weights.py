@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from dovetail.errors import RequestError
-from dovetail_plugins.weight_transfer.memory_file import MEMORY, MemoryFile, described, in_order
+from dovetail_plugins.weight_transfer.memory_file import MemoryFile, described, in_order
+from dovetail_plugins.weight_transfer.sent_folder import MEMORY
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 

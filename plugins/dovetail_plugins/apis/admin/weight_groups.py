@@ -7,7 +7,6 @@ The trainer is rank 0, and announces here what it then broadcasts. The fields ar
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,7 +17,11 @@ from dovetail.interfaces.executor import WorkerCall
 from dovetail.server.endpoint import App, Body, Reply, ServerOf, json_reply
 from dovetail_plugins.apis.admin.weights import Version, replace_weights
 from dovetail_plugins.weight_transfer.described import announced_tensors
-from dovetail_plugins.weight_transfer.sent_folder import PREFIX, new_folder, remove_sent
+from dovetail_plugins.weight_transfer.sent_folder import (
+    new_folder,
+    remove_sent,
+    version_of_folder,
+)
 
 GROUP = "weight_update_group"
 Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$", max_length=128)]
@@ -97,6 +100,7 @@ async def init_group(server: ServerOf, body: InitGroupRequest) -> Response:
         "timeout_s": body.timeout,
         "offset": body.rank_offset,
         "ticket": secrets.token_hex(8),
+        "members": num_ranks,
     }
     try:
         await _call(server, "join_weight_group", meeting)
@@ -107,20 +111,24 @@ async def init_group(server: ServerOf, body: InitGroupRequest) -> Response:
     return json_reply(GroupReply(message=message), ignored)
 
 
-async def update_from_distributed(
-    server: ServerOf, body: UpdateFromDistributedRequest
-) -> Response:
+async def update_from_distributed(server: ServerOf, body: UpdateFromDistributedRequest) -> Response:
     """Receive tensors that a trainer broadcasts in its group, and use them from the next step on,
     as /update_weights does. Steps wait until all have come."""
     ignored = list(server.fields.check(body, is_answered=False))
     announced = announced_tensors(body.names, body.dtypes, body.shapes)
-    if not all(body.group_name in names for names in await _groups(server)):
-        raise _no_group(body.group_name)
+    found = [groups.get(body.group_name) for groups in await _groups(server)]
+    if found != [len(found)] * len(found):
+        raise RequestError(
+            f'not every rank is in a group "{body.group_name}".',
+            where="group_name",
+            fix="POST /init_weights_update_group, also once an engine has started again.",
+            status=409,
+        )
     proposed = new_folder(sum(one.num_bytes for one in announced))
     sent = {"name": body.group_name, "names": body.names, "dtypes": body.dtypes}
     sent |= {"shapes": body.shapes, "folder": proposed, "is_last": body.flush_cache}
     try:
-        folder, *others = await _call(server, "receive_weights", sent)
+        folder = (await _call(server, "receive_weights", sent))[0]
     except RequestError:
         remove_sent(proposed)
         raise
@@ -129,7 +137,7 @@ async def update_from_distributed(
     if not body.flush_cache:
         message = f"{len(announced)} tensors have come, and are used once the others have."
         return json_reply(GroupReply(message=message), ignored)
-    version = body.weight_version or Path(folder).name.removeprefix(PREFIX)
+    version = body.weight_version or version_of_folder(folder)
     try:
         running = "abort" if body.abort_all_requests else "keep"
         await replace_weights(server, {"path": folder, "version": version, "running": running})
@@ -143,25 +151,15 @@ async def update_from_distributed(
 async def destroy_group(server: ServerOf, body: DestroyGroupRequest) -> Response:
     """Have every rank of every engine leave a trainer's process group."""
     ignored = list(server.fields.check(body, is_answered=False))
-    if not any(body.group_name in names for names in await _groups(server)):
-        raise _no_group(body.group_name)
+    num_ranks = sum(body.group_name in groups for groups in await _groups(server))
     await _call(server, "leave_weight_group", {"name": body.group_name})
-    return json_reply(GroupReply(message="All ranks have left."), ignored)
+    return json_reply(GroupReply(message=f"{num_ranks} ranks have left."), ignored)
 
 
-async def _groups(server: App) -> list[list[str]]:
-    """Return the groups of every rank."""
+async def _groups(server: App) -> list[dict[str, int]]:
+    """Return the groups of every rank, and how many ranks of this server each has."""
     return await _call(server, "weight_groups", {})
 
 
 async def _call(server: App, method: str, fields: dict[str, Any]) -> list[Any]:
     return await server.engine.collective_rpc(WorkerCall(method=method, kwargs=fields))
-
-
-def _no_group(name: str) -> RequestError:
-    return RequestError(
-        f'not every rank is in a group "{name}".',
-        where="group_name",
-        fix="POST /init_weights_update_group; an engine that was started again needs it too.",
-        status=409,
-    )

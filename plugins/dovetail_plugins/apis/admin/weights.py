@@ -42,7 +42,6 @@ class UpdateWeightsRequest(Body):
     weights_version: Version | None = None
     running: Literal["keep", "abort"] = "keep"
 
-
     @model_validator(mode="after")
     def _has_one_source(self) -> UpdateWeightsRequest:
         if (self.path is None) == (self.shared_memory is None):
