@@ -208,7 +208,9 @@ async def _watch(
         if deadline_s is None and statuses and engine.is_alive:
             logger.error("a server process ended with status %d: stopping", statuses[0])
             return 1
-        engine.give_up(beats.read())
+        beat = beats.read()
+        engine.give_up(beat.given_up)
+        engine.start_wanted(beat.wanted)
         beats.answer(engine.lives)
         if deadline_s is None and engine.is_alive and (silence := beats.silence()):
             logger.error("%s: stopping", silence)
