@@ -6,7 +6,7 @@ penalty), and returns its weights to the engine through shared memory. Printed a
 right answers, and the mismatch: how far the engine's log probabilities of the drawn tokens are
 from those of the trainer's own forward pass.
 
-`python examples/learn_arithmetic.py --steps 60`
+`python examples/learn_arithmetic.py --steps 70`
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def step(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--every", type=int, default=10, help="steps between printed lines")
     args = parser.parse_args()
     rng = random.Random(0)
