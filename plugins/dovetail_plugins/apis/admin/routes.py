@@ -11,6 +11,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App
 from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
+from dovetail_plugins.apis.admin.deploy import deploy, show_deployment
 from dovetail_plugins.apis.admin.engines import (
     DrainRequest,
     EngineRequest,
@@ -84,6 +85,8 @@ class AdminApi(Api):
               endpoint=update_from_distributed, flag=FLAG, body=UpdateFromDistributedRequest),
         Route(method="POST", path="/destroy_weights_update_group", endpoint=destroy_group,
               flag=FLAG, body=DestroyGroupRequest),
+        Route(method="POST", path="/deploy", endpoint=deploy, flag=FLAG),
+        Route(method="GET", path="/deploy", endpoint=show_deployment, flag=FLAG),
         Route(method="GET", path="/get_world_size", endpoint=get_world_size, flag=FLAG),
     )  # fmt: skip
 
