@@ -75,7 +75,7 @@ class Fleet(EngineOperations):
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._revivals: dict[int, asyncio.Task[None]] = {}
-        self._wanted: dict[int, tuple[int, str]] = {}
+        self._wanted: set[int] = set()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
 
@@ -161,28 +161,34 @@ class Fleet(EngineOperations):
         ]
 
     def given_up(self) -> dict[int, tuple[int, str]]:
-        """Return the process ids and death reasons of dead engines, by number. Those that are to be
-        started again have 0, once. Mutates: self"""
-        dead = {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
-        wanted, self._wanted = self._wanted, {}
-        return dead | wanted
+        """Return the process ids and death reasons of dead engines, by number."""
+        return {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+
+    def take_wanted(self) -> tuple[int, ...]:
+        """Return the numbers of dead engines that another process is to start. Mutates: self"""
+        wanted, self._wanted = self._wanted, set()
+        return tuple(wanted)
+
+    def start_wanted(self, engines: Sequence[int]) -> None:
+        """Start the engines that another process wants (see `take_wanted`). Mutates: self"""
+        for connection in self._connections:
+            if connection.spec.engine in engines:
+                self.add(connection.number)
 
     def give_up(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Mark engines as dead that another process reported (see `given_up`), unless they have
         been started again since."""
         for connection in self._connections:
             pid, reason = engines.get(connection.spec.engine, (-1, ""))
-            if pid in (0, connection.pid):
+            if pid == connection.pid:
                 connection.die(reason)
-            if not pid:
-                self.add(connection.number)
 
     def add(self, number: int) -> None:
         """Replace an engine that was removed or given up by a new one. In a process that did not
         start it, ask the one that did. Mutates: self"""
         dead = self._connections[number]
         if dead.host is None:
-            self._wanted[dead.spec.engine] = (0, dead.death_reason or "")
+            self._wanted.add(dead.spec.engine)
         elif not dead.is_alive and not self._is_reviving(number):
             self._restarts[number] = Restarts(self.spec.max_restarts)
             self._note_reason(dead, dead.death_reason or "", is_over=False)
@@ -271,7 +277,7 @@ class Fleet(EngineOperations):
             is_restarting = may_restart and self._restart(dead, dead.host)
             if not is_restarting and self._living():  # a hung engine still holds memory
                 self._tidying.append(self._loop.create_task(closed(dead.host, 0.0)))
-            note_life(dead.spec, self.lives[dead.number])
+            note_life(dead.spec, self.lives[dead.number], is_removed=dead.condition.is_leaving)
         self._end_all(dead, dead.death_reason or reason)
         self._routing.forget(dead)
         if self.spec.shares_experts:
