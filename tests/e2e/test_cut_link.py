@@ -1,4 +1,6 @@
-"""A machine behind a network link that is cut: what had not begun runs again, what had says so.
+"""A machine that joins a server that runs, is cut off, and joins again.
+
+Requests without output run again elsewhere, and streams that had begun say so.
 
 The other machine is a network namespace of this one. Nobody closes a connection when a link is cut:
 both sides find out by themselves.
@@ -12,7 +14,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,7 @@ PORT = "29551"
 NOTICED_S = 11.0
 """docs/how_to/many_engines.md: a machine that is gone without a word is noticed after so long."""
 NUM_WHOLE, NUM_STREAMS = 4, 4
+JOIN_LIMIT_S = 60.0
 
 
 def ip(*words: str) -> None:
@@ -44,8 +47,9 @@ class Link:
 
     name: str
 
-    def cut(self) -> None:
-        ip("link", "set", self.name, "down")
+    def set(self, state: str) -> None:
+        """Cut it ("down"), or mend it ("up")."""
+        ip("link", "set", self.name, state)
 
 
 @pytest.fixture
@@ -102,35 +106,57 @@ async def while_cut(server: ServerProcess, link: Link) -> tuple[list[int], list[
             await event.wait()
         while (await client.get("/load")).json()["running"] < NUM_STREAMS + NUM_WHOLE:
             await asyncio.sleep(0.005)
-        link.cut()
+        link.set("down")
         return await asyncio.gather(*answers), await asyncio.gather(*streams)
 
 
-def test_both_sides_of_a_cut_link_go_on_or_end(link: Link) -> None:
+def states(client: httpx.Client) -> dict[int, str]:
+    """Return the state of each engine."""
+    health: dict[str, Any] = client.get("/health").json()
+    return {one["engine"]: one["state"] for one in health["engines"]}
+
+
+def wait_for(client: httpx.Client, state: str, lines: Sequence[str]) -> None:
+    deadline_s = time.monotonic() + JOIN_LIMIT_S
+    while states(client) != {0: "up", 1: state}:
+        assert time.monotonic() < deadline_s, (states(client), "\n".join(lines))
+        time.sleep(0.1)
+
+
+def test_a_machine_joins_is_cut_off_and_joins_again(link: Link) -> None:
     flags = (
         "--data-parallel-size", "2", "--data-parallel-size-local", "1", "--cpu-cores", "nobind",
-        "--data-parallel-address", NEAR_IP, "--data-parallel-rpc-port", PORT,
+        "--data-parallel-address", NEAR_IP, "--data-parallel-rpc-port", PORT, "--port", "0",
+        "--data-parallel-join-timeout", "0", "--data-parallel-router", "round_robin",
+        "--enable-dev-endpoints", "--max-model-len", "1024",
     )  # fmt: skip
-    far = ("--headless", "--data-parallel-start-rank", "1", *flags)
-    near = ("--port", "0", *flags, "--data-parallel-router", "round_robin")
-    with (
-        ServerProcess(*far, env=SECRET, within=("ip", "netns", "exec", FAR)) as headless,
-        ServerProcess(*near, env=SECRET) as server,
-    ):
-        server.wait_ready()
-        headless.descendants()
-        begun_s = time.monotonic()
-        tokens, errors = asyncio.run(while_cut(server, link))
-        assert tokens == [300] * NUM_WHOLE
-        lost = [error for error in errors if error is not None]
-        assert len(lost) == NUM_STREAMS // 2  # by turns, half were the other machine's
-        assert all("engine 1" in error for error in lost)
-        with server.client() as client:
-            health: dict[str, Any] = client.get("/health").json()
-            states = {one["engine"]: one["state"] for one in health["engines"]}
-            assert (health["status"], states) == ("degraded", {0: "up", 1: "dead"})
+    far = ("--join", f"{NEAR_IP}:{PORT}", "--cpu-cores", "nobind")
+    within = ("ip", "netns", "exec", FAR)
+    with ServerProcess(*flags, env=SECRET) as server, server.wait_ready().client() as client:
+        assert states(client) == {0: "up", 1: "dead"}
+        assert "engine 1" not in client.get("/metrics").text
+        with ServerProcess(*far, env=SECRET, within=within) as joined:
+            wait_for(client, "up", joined.lines)
+            joined.descendants()
+            begun_s = time.monotonic()
+            tokens, errors = asyncio.run(while_cut(server, link))
+            assert tokens == [300] * NUM_WHOLE
+            lost = [error for error in errors if error is not None]
+            assert len(lost) == NUM_STREAMS // 2  # by turns, half were the other machine's
+            assert all("engine 1" in error for error in lost)
+            assert states(client) == {0: "up", 1: "dead"}
             answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
             assert answer.status_code == 200
-        assert headless.wait() == 1
-        assert time.monotonic() - begun_s < 2 * NOTICED_S
-        assert headless.orphans(5.0) == []
+            assert joined.wait() == 1
+            assert time.monotonic() - begun_s < 2 * NOTICED_S
+            assert joined.orphans(5.0) == []
+        link.set("up")
+        with ServerProcess(*far, env=SECRET, within=within) as joined:
+            wait_for(client, "up", joined.lines)
+            with ServerProcess(*far, env=SECRET, within=within) as third:
+                assert third.wait() == 2
+                assert any("has no place" in line for line in third.lines)
+            drained = client.post("/engines/drain", json={"engine": 1, "timeout": 5})
+            assert drained.status_code == 200, drained.text
+            assert joined.wait() == 0
+        assert states(client) == {0: "up", 1: "removed"}

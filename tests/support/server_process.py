@@ -40,7 +40,7 @@ class ServerProcess:
         command: str = "serve",
         within: Sequence[str] = (),
     ) -> None:
-        """Start `dovetail command args`; `within` precedes it, such as ("ip", "netns", "exec", N)."""
+        """Start `dovetail command args`, after the words of `within`: ip netns exec NAME, say."""
         self.lines: list[str] = []
         self.url = ""
         self._news = threading.Condition()

@@ -8,7 +8,7 @@ connects to the server by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,7 +35,13 @@ class RemoteEngines(ABC):
 
     @abstractmethod
     def wait(self) -> list[Any]:
-        """Return the EngineHost of each engine once all have joined. Blocks. Raises: ConfigError"""
+        """Return the EngineHost of each engine once all have joined, or, if they need not, now.
+        Blocks. Raises: ConfigError"""
+
+    @abstractmethod
+    def admit(self, join: Callable[[int, Any], None]) -> None:
+        """Let engines join later in the places of those that are not there or have ended. `join`
+        takes an engine's number and its EngineHost, in any thread."""
 
     @abstractmethod
     def end_wait(self) -> None:

@@ -98,6 +98,9 @@ async def _start_engine(
             elsewhere=elsewhere,
             prepared=prepared,
         )
+    if others is not None:
+        loop = asyncio.get_running_loop()
+        others.admit(lambda number, host: loop.call_soon_threadsafe(engine.join, number, host))
     timer.note_parts("engine", ((phase.name, phase.duration_s) for phase in engine.phases))
     return engine
 
