@@ -123,15 +123,13 @@ class JoinServer(PeerListener):
             return tuple(sorted(self.wanted - self._peers.keys()))
 
     def _why_not(self, request: JoinRequest) -> ConfigError | None:
-        if self._is_complete and not self._is_alone:
-            return ConfigError(
-                f"{request.name} is too late: with several API processes all engines join before "
-                "the start.",
-                where="--api-server-count",
-                fix="start the server and all its engines again, or use one API process.",
-            )
         self.free()
-        return super()._why_not(request)
+        refusal = super()._why_not(request)
+        return self._full(request) if refusal is None and not self._has_room() else refusal
+
+    def _has_room(self) -> bool:
+        """Return whether an engine may join now: while several API processes run, none may."""
+        return self._is_alone or not self._is_complete
 
     def _is_late(self) -> bool:
         return self._is_closed
@@ -148,7 +146,7 @@ class JoinServer(PeerListener):
 
     def _settings(self, request: JoinRequest) -> JoinReply:
         free = self.free()
-        if not free or not self._is_alone:
+        if not free or not self._has_room():
             return JoinReply(refusal=fault_of(self._full(request)))
         encoded = msgspec.msgpack.encode(dict(self.settings), enc_hook=str)
         return JoinReply(settings=encoded, free=free)
@@ -156,9 +154,9 @@ class JoinServer(PeerListener):
     def _full(self, request: JoinRequest) -> ConfigError:
         what = f"{request.name} has no place: {self.listed(self.wanted)} have joined."
         fix = "start the server with a larger --data-parallel-size."
-        if not self._is_alone:
-            what = f"{request.name} cannot join a server with several API processes."
-            fix = "start it with --headless before the server, or use one API process."
+        if not self._has_room():
+            what = f"{request.name} is too late: the server has several API processes."
+            fix = "start the server and all its engines again, or use one API process."
         return ConfigError(what, where="--join", fix=fix)
 
     def _compared(self, request: JoinRequest) -> ConfigError | None:
