@@ -255,6 +255,11 @@ def test_engines_leave_and_come_back_under_load(
             is_over.set()
     assert [task.result() for task in asking] and set(ends) == {True} and ends[True] > 30
     assert engines(server, capsys, "remove", "1")[1]["state"] == "removed"
+    until_s = time.monotonic() + LIMIT_S
+    while 'engine_up{engine="1"}' in (shown := httpx.get(f"{server.url}/metrics").text):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    assert 'dovetail:engine_up{engine="0"} 1.0' in shown
     assert engines(server, capsys, "add", "1")[1]["state"] == "up"
     until_s, num_good = time.monotonic() + LIMIT_S, 0
     while num_good < 8:  # until every API process knows

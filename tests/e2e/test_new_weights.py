@@ -318,6 +318,7 @@ class Streamed:
     def __init__(self, url: str, body: dict[str, Any]) -> None:
         self.ids: list[int] = []
         self.versions: set[str] = set()
+        self.fault = ""
         self._thread = threading.Thread(target=self._read, args=(url, body))
         self._thread.start()
 
@@ -327,7 +328,9 @@ class Streamed:
             self.versions.add(stream.headers[HEADER])
             for line in lines_of(stream):
                 if line != "data: [DONE]":
-                    self.ids += json.loads(line[6:])["choices"][0]["token_ids"]
+                    event = json.loads(line[6:])
+                    self.ids += event["choices"][0]["token_ids"] if "choices" in event else []
+                    self.fault = event.get("error", {}).get("message", "")
 
     def begun(self) -> Streamed:
         until_s = time.monotonic() + 30
@@ -372,6 +375,10 @@ def test_a_pause_changes_no_answer_and_weights_can_be_replaced_in_it(
             assert answers == fresh(folder)
             if folder == first:
                 assert old.whole() == wanted
+        limited = Streamed(server.url, long).begun()
+        assert client.post("/pause?mode=wait&timeout=0").json() == {"status": "paused"}
+        assert 3 <= len(limited.whole()) < 900 and "abort" in limited.fault, limited.fault
+        client.post("/resume")
         known = old.whole()
         at_rest = max(n for n in range(len(known)) if known[:n] == wanted[:n])
         after = [*PROMPTS[0], *known[:at_rest]]

@@ -34,9 +34,9 @@ METHODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("bitsandbytes", {}),
         ("int8", {}),
         ("int4", INT8),
-    ][: sample_of(7, 5)],
+    ][: sample_of(7, 4)],
     "Qwen3MoeForCausalLM": [("int8", INT8), ("int4", {}), ("none", {}), ("int8", {})][
-        : sample_of(4, 2)
+        : sample_of(4, 1)
     ],
 }
 """What kernels are asked for. Where that is nothing, torch is asked for float activations: kernels

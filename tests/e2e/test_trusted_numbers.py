@@ -27,6 +27,7 @@ from support.samples import sample_of
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
+API_PROCESS = "dovetail.server.launch.api_process"
 NUM_REQUESTS = sample_of(60, 12)
 PREFIX = "The quick brown fox jumps over the lazy dog. " * 4
 
@@ -52,11 +53,16 @@ class Counted:
         self.ended[trace] = reason
 
 
+def traced(trace: str) -> dict[str, str]:
+    """Return the headers of a request that belongs to a trace."""
+    return {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+
+
 async def one(client: httpx.AsyncClient, number: int, counted: Counted) -> None:
     """Send one request of the mix and count what comes of it."""
     chance = random.Random(number)
     trace = secrets.token_hex(16)
-    headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    headers = traced(trace)
     # n completions that all end for the same reason: a metric has one reason per request.
     body: dict[str, Any] = {
         "prompt": PREFIX[: chance.randrange(20, len(PREFIX))], "ignore_eos": True,
@@ -221,6 +227,23 @@ def check_lines(path: Path, ended: dict[str, str]) -> None:
     assert reasons.items() >= ended.items()
 
 
+def ask_each(server: ServerProcess) -> int:
+    """Send a request to each API process, by stopping the others; return how many there are. A
+    process that is busy leaves new connections to the others, so that one may have had all."""
+    processes = [p for p in server.serving() if API_PROCESS in p.cmdline()]
+    for asked in processes:
+        others = [process for process in processes if process != asked]
+        for process in others:
+            process.suspend()
+        body = {"prompt": PREFIX, "max_tokens": 2}
+        headers = traced(secrets.token_hex(16))
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+        for process in others:
+            process.resume()
+    return len(processes)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_numbers_can_be_trusted(count: int, tmp_path: Path) -> None:
     with Collector() as collector:
@@ -233,7 +256,7 @@ def test_numbers_can_be_trusted(count: int, tmp_path: Path) -> None:
             server.wait_ready()
             counted = asyncio.run(load(server.url))
             check_metrics(server.url, counted)
-            num_requests = len(counted.ended) + 8
+            num_requests = len(counted.ended) + 8 + (ask_each(server) if count > 1 else 0)
             server.process.send_signal(signal.SIGTERM)  # what is queued is sent at the end
             assert server.wait() == 0
         spans = collector.wait_for(4 * num_requests, 1.0)

@@ -10,6 +10,7 @@ import pytest
 from dovetail import registry
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
 from dovetail.config.config import flags
+from dovetail.registry.verify import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -79,7 +80,6 @@ def test_every_public_plugin_file_is_declared() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(registry.KINDS))
-def test_every_declaration_loads(kind: str) -> None:
+def test_every_declaration_is_valid(kind: str) -> None:
     for entry in registry.entries(kind):
-        loaded = registry.admin.load_target(kind, entry.target)
-        assert loaded is not None
+        verify(kind, registry.admin.load_target(kind, entry.target), entry.target)

@@ -111,12 +111,14 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "data_parallel_join_timeout": (
         "plugins/joining/test_joining.py::test_waiting_has_an_end_and_says_who_came",
+        "plugins/joining/test_late.py::test_an_engine_joins_a_server_that_runs_and_joins_again",
     ),
     "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines", MACHINES),
     "data_parallel_secret": (
         "plugins/joining/test_joining.py::test_who_does_not_belong_is_told_and_the_server_waits_on",
     ),
     "headless": (MACHINES,),
+    "join": ("e2e/test_cut_link.py::test_a_machine_joins_is_cut_off_and_joins_again",),
     "data_parallel_size": (
         f"{WHOLE}::test_several_engines",
         "e2e/test_many_engines.py::test_answers_are_those_of_one_engine_and_both_gave_some",

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -33,13 +34,18 @@ class ServerProcess:
     """Started by the constructor; use as a context manager, which kills what is left."""
 
     def __init__(
-        self, *args: str, env: dict[str, str] | None = None, command: str = "serve"
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        command: str = "serve",
+        within: Sequence[str] = (),
     ) -> None:
+        """Start `dovetail command args`, after the words of `within`: ip netns exec NAME, say."""
         self.lines: list[str] = []
         self.url = ""
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail", command, *args],
+            [*within, sys.executable, "-m", "dovetail", command, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

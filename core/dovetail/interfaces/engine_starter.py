@@ -8,7 +8,7 @@ connects to the server by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,8 +34,14 @@ class RemoteEngines(ABC):
         each of `num_processes` API processes. Raises: ConfigError"""
 
     @abstractmethod
-    def wait(self) -> list[Any]:
-        """Return the EngineHost of each engine once all have joined. Blocks. Raises: ConfigError"""
+    def wait(self) -> Sequence[Any]:
+        """Return the EngineHost of each engine once all have joined, or, if they need not, now.
+        Blocks. Raises: ConfigError"""
+
+    @abstractmethod
+    def admit(self, join: Callable[[int, Any], object]) -> None:
+        """Let engines join later in the places of those that are not there or have ended. `join`
+        takes an engine's number and its EngineHost, in any thread."""
 
     @abstractmethod
     def end_wait(self) -> None:

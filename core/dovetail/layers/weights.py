@@ -18,6 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
+from dovetail.layers.linear.borrowing import borrowed, settle
 from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional, memory_of
 
 NAMES_SHOWN = 10
@@ -88,9 +89,11 @@ def load_weights(
         if target is None:
             report.ignored.append(name)
             continue
-        path = _fill(module, weight_map, name, target, tensor, filled, report)
-        if path is not None and not target.is_shared:  # more names may fill it
+        lends = repacks and not target.is_shared  # more names may fill what is shared
+        path = _fill(module, weight_map, name, target, tensor, filled, report, lends=lends)
+        if path is not None and not target.is_shared:
             unfinished.finish_if_full(path, filled)
+            settle(module, path)
     report.missing = _missing(unfinished.wanted, filled)
     _raise_faults(report, rank or RankSpec(), unfinished.hint(report.missing))
     unfinished.finish_rest()
@@ -299,8 +302,11 @@ def _fill(
     tensor: torch.Tensor,
     filled: dict[str, set[str]],
     report: LoadReport,
+    *,
+    lends: bool,
 ) -> str | None:
-    """Copy one tensor to its place; return the parameter it is part of, if it has one.
+    """Copy one tensor to its place; return the parameter it is part of, if it has one. One that
+    `lends` becomes the memory of a parameter that borrows.
 
     Mutates: module, filled, report
     """
@@ -318,7 +324,8 @@ def _fill(
             return None
         first = report.sources.setdefault((placement.name, placement.piece), name)
         if first == name:
-            placement.fill(tensor)
+            if not (lends and borrowed(module, placement, tensor)):
+                placement.fill(tensor)
         elif not placement.holds(tensor):
             report.different.append(f"{first} and {name}")
         filled[placement.name].add(placement.piece)

@@ -29,6 +29,10 @@ from prometheus_client.registry import Collector
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "dovetail:"
+GONE = float("nan")
+"""The value of a series that is not exposed: prometheus_client cannot remove one of several
+processes."""
+_GONE_LINE = re.compile(rb"^[^#\n].* NaN\n", re.MULTILINE)
 ALIAS = b"vllm:"
 _LINE_START = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + PREFIX.encode(), re.MULTILINE)
 
@@ -144,7 +148,7 @@ def exposition() -> bytes:
     families = list(_merged().collect())
     own = generate_latest(_Families(f for f in families if not _has_alias(f.name)))
     shared = generate_latest(_Families(f for f in families if _has_alias(f.name)))
-    return own + shared + _LINE_START.sub(rb"\1" + ALIAS, shared)
+    return _GONE_LINE.sub(b"", own + shared + _LINE_START.sub(rb"\1" + ALIAS, shared))
 
 
 def _merged() -> CollectorRegistry:

@@ -109,7 +109,8 @@ class Library:
             raise OSError(f"{path} speaks ABI {self._handle.dt_abi()}, this dovetail {ABI}")
         self.best_isa = self._text("dt_best_isa")
         self.isa = forced_isa or self._text("dt_usual_isa")
-        if self.isa not in self.isas():
+        self._isas = self._find_isas()
+        if self.isa not in self._isas:
             known = ", ".join(recipe.usable_sets())
             raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {known}")
 
@@ -120,6 +121,9 @@ class Library:
 
     def isas(self) -> list[str]:
         """Return the instruction sets that it has and this machine can run, the best last."""
+        return list(self._isas)
+
+    def _find_isas(self) -> list[str]:
         known = next((list(s) for s in recipe.ISA_FLAGS.values() if self.best_isa in s), ["base"])
         first = next(i for i, isa in enumerate(known) if self._has("panel_outputs", isa))
         usable, best = recipe.usable_sets(), self.best_isa
@@ -188,8 +192,8 @@ class Library:
 
     def _isa_of(self, name: str) -> str:
         """Return the instruction set that serves a name: ours, or the best one before it."""
-        isas = self.isas()
-        return next(i for i in reversed(isas[: isas.index(self.isa) + 1]) if self._has(name, i))
+        usable = self._isas[: self._isas.index(self.isa) + 1]
+        return next(isa for isa in reversed(usable) if self._has(name, isa))
 
     def _has(self, name: str, isa: str) -> bool:
         try:

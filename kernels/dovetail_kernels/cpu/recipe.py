@@ -185,6 +185,7 @@ def build(
         return None
     _text.cache_clear()
     _included.cache_clear()
+    _sources.cache_clear()
     machine = machine or platform.machine()
     base = _digest([command, _version(command), *COMMON_FLAGS, *LINK_FLAGS])
     known = {unit: f"{unit.label}.{_unit_digest(unit, base)}.o" for unit in units(machine)}
@@ -315,17 +316,17 @@ def _unit_digest(unit: Unit, base: str) -> str:
     return _digest([*parts, *(_text(path) for path in _sources(unit.source))])
 
 
-def _sources(source: Path) -> list[Path]:
+@cache
+def _sources(source: Path) -> tuple[Path, ...]:
     """Return a source and all of our headers that it includes, directly or not."""
-    sources: list[Path] = []
+    sources: dict[Path, None] = {}
     waiting = [source]
     while waiting:
         path = waiting.pop()
-        if path in sources:
-            continue
-        sources.append(path)
-        waiting += _included(path)
-    return sources
+        if path not in sources:
+            sources[path] = None
+            waiting += _included(path)
+    return tuple(sources)
 
 
 @cache

@@ -32,6 +32,10 @@ class ServeCommand(Command):
         models = list(args.model_tag)
         args.model_tag = models[0] if models else None
         config = parse_config(args)  # before logging is set up with possibly invalid names
+        if config.parallel.join is not None:
+            from dovetail_plugins.joining.late import run as run_late
+
+            return run_late(config)
         if len(models) > 1 or config.gateway.models is not None:
             from dovetail_plugins.gateway.serve import run as launch_several
 

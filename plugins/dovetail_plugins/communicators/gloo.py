@@ -76,13 +76,18 @@ class GlooCommunicator(ProcessGroupCommunicator):
         super().close()
 
     def _open(self, store: dist.Store, member: Membership) -> Any:
-        import torch.distributed as dist
+        return gloo_group(store, member)
 
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=member.call_limit_s)
-        options._devices = [_device(member)]
-        return gloo(store, member.rank, member.size, options)
+
+def gloo_group(store: dist.Store, member: Membership) -> Any:
+    """Return the process group of all ranks that meet at the store."""
+    import torch.distributed as dist
+
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=member.call_limit_s)
+    options._devices = [_device(member)]
+    return gloo(store, member.rank, member.size, options)
 
 
 def _device(member: Membership) -> Any:

@@ -49,11 +49,8 @@ class NcclCommunicator(ProcessGroupCommunicator):
 
     def _open(self, store: dist.Store, member: Membership) -> Any:
         import torch
-        import torch.distributed as dist
 
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=member.call_limit_s)
-        group = dist.ProcessGroupNCCL(store, member.rank, member.size, options)
+        group = nccl_group(store, member)
         group.eager_connect_single_device(torch.device(member.device))
         return group
 
@@ -90,3 +87,12 @@ class NcclCommunicator(ProcessGroupCommunicator):
         if self._group is not None:
             self._group.shutdown()
         super().close()
+
+
+def nccl_group(store: dist.Store, member: Membership) -> Any:
+    """Return the process group of all ranks that meet at the store, connected at the first call."""
+    import torch.distributed as dist
+
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=member.call_limit_s)
+    return dist.ProcessGroupNCCL(store, member.rank, member.size, options)

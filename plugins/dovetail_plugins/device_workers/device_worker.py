@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail.runner.model_runner import ModelRunner
     from dovetail_plugins.device_workers.new_weights import NewWeights
     from dovetail_plugins.device_workers.sleep import RunnerSleep
+    from dovetail_plugins.weight_transfer.receiver import Receiver
 
 RUNNING = ("keep", "abort")
 """What becomes of running requests when weights are replaced: they keep their cache, or end."""
@@ -48,6 +49,7 @@ class DeviceWorker(Worker):
         self._runner: ModelRunner | None = None
         self._sleep: RunnerSleep | None = None
         self._weights: NewWeights | None = None
+        self._received: Receiver | None = None
 
     @abstractmethod
     def _open_device(self) -> torch.device:
@@ -130,17 +132,20 @@ class DeviceWorker(Worker):
         """Stop to profile this rank; return the path of its trace. Raises: RequestError"""
         return profiler.stop(self.run)
 
-    def read_weights(self, *, path: str, version: str = "", running: str = RUNNING[0]) -> None:
-        """Read the weights in a folder next to those in use. Raises: RequestError"""
+    def read_weights(
+        self, *, path: str, version: str = "", running: str = RUNNING[0], key: str = ""
+    ) -> None:
+        """Read the weights in a folder, or in a memory file with a key, next to those in use.
+        Raises: RequestError"""
         if running not in RUNNING:
             fix = f"use one of: {', '.join(RUNNING)}."
             raise RequestError(f'"{running}" is none of them.', where="running", fix=fix)
         if self._sleep is not None and self._sleep.is_asleep:
             raise RequestError("the engine is asleep.", fix="wake it up first.", status=409)
-        self._new_weights().read(path)
+        self._new_weights().read(path, key)
 
     def update_weights(
-        self, *, path: str, version: str = "", running: str = RUNNING[0]
+        self, *, path: str, version: str = "", running: str = RUNNING[0], key: str = ""
     ) -> dict[str, str]:
         """Use what `read_weights` has read; return path and version. Raises: RequestError"""
         self._new_weights().use(path)
@@ -149,6 +154,65 @@ class DeviceWorker(Worker):
     def drop_weights(self) -> None:
         """Drop what `read_weights` has read."""
         self._new_weights().drop()
+
+    def join_weight_group(
+        self,
+        *,
+        name: str,
+        address: str,
+        port: int,
+        world_size: int,
+        backend: str | None = None,
+        timeout_s: float = 60.0,
+        offset: int = 1,
+        ticket: str = "",
+        members: int = 1,
+    ) -> None:
+        """Join a trainer's process group (see weight_transfer.group) with all `members`, the ranks
+        that get the same ticket. Raises: RequestError"""
+        from dovetail_plugins.weight_transfer.group import Meeting
+
+        meeting = Meeting(
+            name=name,
+            address=address,
+            port=port,
+            world_size=world_size,
+            backend=backend or ("nccl" if self.device.type == "cuda" else "gloo"),
+            timeout_s=timeout_s,
+        )
+        self._receiver().join(meeting, offset, ticket, members)
+
+    def weight_groups(self) -> dict[str, int]:
+        """Return the groups that this rank has joined by name, with their `members`."""
+        return {} if self._received is None else self._received.members()
+
+    def leave_weight_group(self, *, name: str) -> None:
+        """Leave a trainer's process group."""
+        self._receiver().leave(name)
+
+    def receive_weights(
+        self,
+        *,
+        name: str,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        folder: str,
+        is_last: bool = True,
+    ) -> str:
+        """Receive tensors of a group into a new folder, or into that of earlier ones of the same
+        update; return its path. Raises: RequestError"""
+        from dovetail_plugins.weight_transfer.described import announced_tensors
+
+        announced = announced_tensors(names, dtypes, shapes)
+        return self._receiver().receive(name, announced, folder, is_last=is_last)
+
+    def _receiver(self) -> Receiver:
+        if self._received is None:
+            from dovetail_plugins.weight_transfer.receiver import Receiver
+
+            self._received = Receiver(self.device)
+        return self._received
 
     def _new_weights(self) -> NewWeights:
         if self._weights is None:
@@ -195,7 +259,9 @@ class DeviceWorker(Worker):
         if self._runner is not None:
             self._runner.close()
         self._runner = None
-        self._sleep = self._weights = None
+        if self._received is not None:
+            self._received.close()
+        self._sleep = self._weights = self._received = None
         gc.collect()
 
     def _largest_step_bytes(self) -> int:

@@ -3,6 +3,7 @@
 What is read is a second model, loaded and repacked as the running one was. So a checkpoint that
 does not fit is refused before a weight changes, and copying keeps every address: recorded steps,
 captured graphs and adapters stay valid. Both copies are in memory until the new one is in use.
+Weights alone, as a trainer sends them, have the settings of the running model.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dovetail.runner.load.loader import load_model
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.layers.stored.matrix_linear import MatrixLinear
 from dovetail_plugins.packed_weights.loading import wait_written
+from dovetail_plugins.weight_transfer.memory_format import MemoryFormat, files_alone, reading
+from dovetail_plugins.weight_transfer.sent_folder import remove_sent
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor in use, and what is to be copied over it."""
@@ -61,28 +64,30 @@ class NewWeights:
         self._runner, self._release = runner, release
         self._read: ReadWeights | None = None
 
-    def read(self, path: str) -> None:
-        """Read a checkpoint, unless it was read already. Raises: RequestError if it cannot replace
-        the weights in use. Mutates: self"""
-        files = _files(path)
+    def read(self, path: str, key: str = "") -> None:
+        """Read a checkpoint, unless it was read already. `key` is what files of weights alone must
+        have ("": any). Raises: RequestError if it cannot replace the weights in use.
+        Mutates: self"""
+        files = _files(path, key)
         if self._read is not None and self._read.files == files:
             return
         self.drop()
         try:
-            self._read = self._checked(path, files)
+            self._read = self._checked(path, key, files)
         except BaseException as error:
             self._release()
             if isinstance(error, ConfigError):
                 raise RequestError(error.what, where=error.where, fix=error.fix) from error
             raise
 
-    def _checked(self, path: str, files: Files) -> ReadWeights:
+    def _checked(self, path: str, key: str, files: Files) -> ReadWeights:
         """Return a checkpoint that can replace the weights. Raises: RequestError, ConfigError"""
         running, device = self._runner.run, self._runner.device
         verify_replaceable(running)
-        verify_alike(running.model, path)
-        verify_room(path, running, device)
-        run = run_of(running, path)
+        if not files_alone(path):
+            verify_alike(running.model, path)
+        verify_room(files, running, device)
+        run = run_of(running, path, key)
         if run.rank.tensor_rank == 0:  # what one rank refuses, no rank uses
             verify_numbers(run)
         model = cast(nn.Module, self._runner.model)
@@ -101,8 +106,10 @@ class NewWeights:
             target.copy_(tensor)
         if self._runner.device.type == "cuda":
             torch.cuda.synchronize(self._runner.device)  # the copies may be freed before they end
-        self._runner.run = read.run
+        earlier, self._runner.run = self._runner.run.model.path, read.run
         self.drop()
+        if earlier != path:
+            remove_sent(earlier)
 
     def drop(self) -> None:
         """Drop what was read. Mutates: self"""
@@ -111,25 +118,37 @@ class NewWeights:
             self._release()
 
 
-def _files(path: str) -> Files:
+def _files(path: str, key: str) -> Files:
     """Return name, bytes and time of change of the weight files. Raises: RequestError"""
-    found = weight_files(path) if Path(path).exists() else []
+    alone = files_alone(path)
+    if key and not alone:
+        raise RequestError(
+            "there are no weights alone.", where=WHERE, fix="leave out the key of a checkpoint."
+        )
+    found = alone or (weight_files(path) if Path(path).exists() else [])
     if not found:
         raise RequestError(f"{path} has no weights.", where=WHERE, fix=ONE_MODEL)
     facts = ((file, file.stat()) for file in found)
     return tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in facts)
 
 
-def run_of(run: RunSpec, path: str) -> RunSpec:
+def run_of(run: RunSpec, path: str, key: str = "") -> RunSpec:
     """Return the run with another checkpoint, whose packed weights are not stored on disk."""
-    reader = registry.admin.load_selection(run.load_format)
     return structs.replace(
         run,
         model=structs.replace(run.model, path=path),
-        load_format=AUTO if "random_weights" in reader.capabilities else run.load_format,
+        load_format=reading(key) if files_alone(path) else _format_of_folders(run),
         load_options={**run.load_options, "weight_cache_bytes": 0},
         shows_progress=False,
     )
+
+
+def _format_of_folders(run: RunSpec) -> Selection:
+    """Return how a checkpoint is read: as the first one was, unless that was not read at all or was
+    sent by a trainer."""
+    reader = registry.admin.load_selection(run.load_format)
+    is_other = "random_weights" in reader.capabilities or issubclass(reader, MemoryFormat)
+    return AUTO if is_other else run.load_format
 
 
 def verify_replaceable(run: RunSpec) -> None:
@@ -183,12 +202,12 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
             yield name
 
 
-def verify_room(path: str, run: RunSpec, device: torch.device) -> None:
+def verify_room(files: Files, run: RunSpec, device: torch.device) -> None:
     """Raise RequestError if host memory has no room for a second copy of the weights."""
     if device.type != "cpu":
         return  # the device's own allocator refuses
     rank = run.rank
-    needed = sum(file.stat().st_size for file in weight_files(path)) // rank.world_size
+    needed = sum(size for _, size, _ in files) // rank.world_size
     free = available_bytes() // rank.local_size
     if needed > free:
         raise RequestError(

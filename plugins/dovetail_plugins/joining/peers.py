@@ -30,6 +30,7 @@ from dovetail.version import __version__
 logger = logging.getLogger(__name__)
 
 FIRST = 0  # the number of a peer's first connection
+SETTINGS = "settings"
 POLL_PERIOD_S = 0.2
 MAX_HANDSHAKES = 64
 """Maximum number of handshakes at the same time."""
@@ -57,10 +58,13 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a JoinRequest: how many connections follow the first, or why it is refused."""
+    """The answer to a JoinRequest: how many connections follow the first, or why it is refused; to
+    one of the kind SETTINGS, the encoded settings of an engine, and the `free` numbers."""
 
     num_more: int = 0
     refusal: ErrorMessage | None = None
+    settings: bytes = b""
+    free: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,8 +170,12 @@ class PeerListener(ABC):
                     self._peers.pop(number).close()
             if self._is_closed or self._present() != self.wanted:
                 return None
-            self._is_complete = True
-            return [self._peers[number] for number in sorted(self._peers)]
+            return self._complete()
+
+    def _complete(self) -> list[Peer]:
+        """Return the peers that have joined, by number, and end the wait. Mutates: self"""
+        self._is_complete = True
+        return [self._peers[number] for number in sorted(self._present())]
 
     def _present(self) -> frozenset[int]:
         with self._lock:
@@ -215,6 +223,10 @@ class PeerListener(ABC):
             handshake.challenge(connection, self._secret)
             request = handshake.receive_message(connection, JoinRequest)
             handshake.make_lasting(connection)
+            if request.kind == SETTINGS:
+                handshake.send_message(connection, self._settings(request))
+                connection.close()
+                return
             with self._lock:
                 refusal = self._why_not(request) or self._take(request, connection)
             if refusal is not None:
@@ -243,6 +255,19 @@ class PeerListener(ABC):
             return self._compared(request) if request.connection == FIRST else None
         return ConfigError(what, where=self.number_flag, fix=self.number_fix)
 
+    def _settings(self, request: JoinRequest) -> JoinReply:
+        """Return what a peer without settings of its own needs, or why it gets nothing."""
+        what = f"{request.name} asks for settings, and this listener has none."
+        return JoinReply(refusal=fault_of(ConfigError(what, where=self.address_flag)))
+
+    def _is_late(self) -> bool:
+        """Return whether nobody joins any more."""
+        return self._is_complete or self._is_closed
+
+    def _note_joined(self, peer: Peer) -> None:
+        """Take note of a peer with all its connections. Called with the lock held."""
+        logger.info("%s has joined", peer.request.name)
+
     @abstractmethod
     def _compared(self, request: JoinRequest) -> ConfigError | None:
         """Return an error if a peer's facts differ from the other peers'. Mutates: self"""
@@ -250,7 +275,7 @@ class PeerListener(ABC):
     def _take(self, request: JoinRequest, connection: socket.socket) -> ConfigError | None:
         """Store a connection, or return why it is refused. Raises: OSError. Mutates: self"""
         peer = self._peers.get(request.number) or Peer(request)
-        is_late = self._is_complete or self._is_closed or peer.request.launch != request.launch
+        is_late = self._is_late() or peer.request.launch != request.launch
         if is_late or request.connection != len(peer.connections):
             what = f"{request.name} is too late: all have joined, or the server is ending."
             return ConfigError(what, where=self.address_flag, fix=FIX)
@@ -259,5 +284,5 @@ class PeerListener(ABC):
         peer.connections.append(connection)
         self._peers[request.number] = peer
         if len(peer.connections) > self._num_more:
-            logger.info("%s has joined", request.name)
+            self._note_joined(peer)
         return None

@@ -7,6 +7,7 @@ ends with either of them. The second leads to the server's main process, others 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 
@@ -15,6 +16,7 @@ import msgspec
 from dovetail.engine.client.host import KILL_WAIT_S, OnExit
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
 from dovetail.engine.ipc.transport import ClientEnd
+from dovetail.errors import EngineDead
 from dovetail.processes.handshake import receive_message, send_message
 from dovetail_plugins.joining.peers import Peer
 
@@ -44,7 +46,8 @@ class Order(msgspec.Struct, frozen=True):
 class RemoteEngine:
     """An EngineHost for an engine that has joined. Creating it sends the engine its Start."""
 
-    restart_refusal = "This server does not start engines of other machines again."
+    restart_refusal = "This server does not start engines of other machines again; they may join."
+    absence = ""
 
     def __init__(self, peer: Peer) -> None:
         self._ending = peer.ending
@@ -55,6 +58,11 @@ class RemoteEngine:
         self._has_ended = threading.Event()
         with contextlib.suppress(OSError):  # the watcher notices a lost connection
             send_message(self._control, Order(Start()))
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the engine has ended, or its machine is gone."""
+        return self._has_ended.is_set()
 
     def address_for(self, process: int) -> str:
         """Return the address at which API process `process`, counted from 0, reaches the engine."""
@@ -93,3 +101,41 @@ class RemoteEngine:
         if self._watcher is not None:
             self._watcher.join()
         self._control.close()
+
+
+class AbsentEngine:
+    """The EngineHost in the place of an engine that has not joined."""
+
+    restart_refusal = absence = "it has not joined."
+
+    def __init__(self) -> None:
+        self.end: ClientEnd = _NoEnd()
+
+    def address_for(self, process: int) -> None:
+        """Return None: there is no engine."""
+
+    def hand_over(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Do nothing: there is no engine that could end."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Do nothing: there is no engine."""
+
+
+class _NoEnd:
+    """A connection to nothing."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(4)
+
+    def attach(self, *_: object) -> None:
+        """Do nothing: no message will come."""
+
+    def send(self, message: object) -> None:
+        """Raise EngineDead."""
+        raise EngineDead(AbsentEngine.absence)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""

@@ -33,8 +33,7 @@ _HEADS = (
 
 def is_known(architecture: str) -> bool:
     """Return whether a model plugin or transformers has the class."""
-    is_of_transformers = architecture in known_classes().every
-    return is_of_transformers or registered(architecture) is not None
+    return registered(architecture) is not None or architecture in known_classes().every
 
 
 def class_of(raw: Mapping[str, Any], architecture: str = "") -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,8 @@ from dovetail.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from dovetail.layers.linear.borrowing import may_borrow
+from dovetail.layers.linear.placement import WeightHolder
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.norm import RMSNorm
@@ -119,6 +122,59 @@ def test_ranks_hold_parts_that_join_to_the_whole() -> None:
         torch.cat([one.experts.down_proj, two.experts.down_proj], dim=2)[1],
         given["experts.1.down_proj.weight"],
     )
+
+
+class Packing(nn.Module):
+    """A layer that borrows what fills it, and packs it as soon as it is full."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.down = RowParallelLinear(CONTEXT, "down", 6, 8, bias="bias" in names)
+        may_borrow(self.down.get_parameter("weight"))
+        self.seen: list[int] = []
+
+    def pack(self, holder: WeightHolder) -> None:
+        self.seen.append(holder.get_parameter("weight").data_ptr())
+        if "weight" in dict(holder.named_parameters()):
+            del holder.weight
+
+
+def test_a_tensor_is_packed_from_where_it_lies() -> None:
+    lies = {"down.weight": torch.randn(8, 6)}
+    layer = Packing()
+    load_weights(layer, WeightMap(), lies.items(), finish=layer.pack)
+    assert layer.seen == [lies["down.weight"].data_ptr()]
+
+
+@pytest.mark.parametrize("order", [("weight", "bias"), ("bias", "weight")])
+def test_a_reader_may_use_its_memory_again(order: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    given = {"down.weight": torch.randn(8, 6), "down.bias": torch.randn(8)}
+    values: list[torch.Tensor] = []
+
+    def reader() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in order:
+            lent = given[f"down.{name}"].clone()
+            yield f"down.{name}", lent
+            lent.zero_()
+
+    def pack(holder: WeightHolder) -> None:
+        values.append(holder.get_parameter("weight").clone())
+
+    layer = Packing("bias")
+    load_weights(layer, WeightMap(), reader(), finish=pack)
+    (packed,) = values
+    assert torch.equal(packed, given["down.weight"])
+    assert torch.equal(layer.down.get_parameter("weight"), given["down.weight"])
+
+
+@pytest.mark.parametrize(
+    "other", [torch.randn(8, 6).half(), torch.randn(6, 8).t(), torch.randn(1, 8, 6)]
+)
+def test_what_does_not_fit_is_copied(other: torch.Tensor) -> None:
+    layer = Packing()
+    load_weights(layer, WeightMap(), [("down.weight", other)], finish=layer.pack)
+    assert (layer.seen == [other.data_ptr()]) is (other.dim() == 3)
 
 
 def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:

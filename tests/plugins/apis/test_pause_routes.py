@@ -44,7 +44,15 @@ def test_what_is_asked_reaches_the_engines() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", ["/pause?mode=later", "/pause?clear_cache=maybe"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pause?mode=later",
+        "/pause?clear_cache=maybe",
+        "/pause?mode=wait&timeout=-1",
+        "/pause?mode=keep&timeout=1",
+    ],
+)
 def test_what_cannot_be_is_refused(path: str) -> None:
     app, engine = app_for(enable_dev_endpoints=True)
     assert send(app, "POST", path).status_code in (400, 422)

@@ -100,9 +100,10 @@ class ParallelConfig:
     )
     data_parallel_join_timeout: float = flag(
         600.0,
-        ge=0.1,
+        ge=0,
         unit="seconds",
-        help="how long a server waits for the engines of other machines, and they for it",
+        help="how long a server waits for the engines of other machines, and they for it; with 0 "
+        "it begins without those that are missing, which may join while it runs",
     )
     data_parallel_backend: str = flag(
         "mp",
@@ -122,6 +123,12 @@ class ParallelConfig:
         "over machines",
     )
     headless: bool = flag(False, help="run only this machine's engines, without an HTTP server")
+    join: str | None = flag(
+        None,
+        metavar="HOST:PORT",
+        help="run an engine for the server that listens at this address for engines of other "
+        "machines (--data-parallel-address), with the server's model and flags",
+    )
     enable_expert_parallel: bool = flag(
         False,
         short="-ep",

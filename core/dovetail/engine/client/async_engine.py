@@ -103,9 +103,10 @@ class AsyncEngine(Fleet):
             await engine._close_compiler()
             await asyncio.gather(*(closed(host, ABANDON_WAIT_S) for _, host in hosts))
             raise
-        for (own, _), life in zip(hosts, engine.lives, strict=True):
-            note_life(own, life)
-            hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
+        for (own, host), life in zip(hosts, engine.lives, strict=True):
+            note_life(own, life, is_removed=bool(host.absence))
+            if not host.absence:
+                hooks.tell(hooks.engine_started, {"spec": own}, using=engine._hooks)
         return engine
 
     @classmethod
@@ -133,7 +134,8 @@ class AsyncEngine(Fleet):
 
     async def _connect(self, process: int = 0, prepared: Prepared = lambda _: None) -> None:
         """Connect to the engines, load the tokenizer, and wait until the engines are ready."""
-        for connection in self._connections:
+        there = self._living()
+        for connection in there:
             connection.greet()
         self._stats = StatLoggers.build(self.spec)
         self._hooks = hooks.manager_of(self.spec.hooks)
@@ -143,10 +145,15 @@ class AsyncEngine(Fleet):
         self.media_words = self._input.media_words
         self._pooled_input = PooledInput(self.spec, self.vocabularies, self._input, self.name)
         prepared(self)
-        await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
-        for connection in self._connections:
+        await asyncio.gather(*(connection.wait_ready() for connection in there))
+        for connection in there:
             connection.verify_started()
-        self.lives = [Life(pid=connection.pid) for connection in self._connections]
+        self.lives = [
+            Life(
+                pid=connection.pid, reason=connection.death_reason or "", is_over=not connection.pid
+            )
+            for connection in self._connections
+        ]
         self._routing.open(process)
         self._tasks = [supervised("engine-steps", self._tick)]
 

@@ -361,11 +361,17 @@ def common_death(connections: Sequence[EngineConnection]) -> str | None:
     return " ".join(f"engine {number}: {reason}" for number, reason in reasons.items())
 
 
-def note_life(spec: EngineSpec, life: Life, *, num_restarts: int = 0) -> None:
-    """Set an engine's metrics: whether it is alive or restarting. Count new restarts."""
+def note_life(
+    spec: EngineSpec, life: Life, *, num_restarts: int = 0, is_removed: bool = False
+) -> None:
+    """Set an engine's metrics: whether it is alive or restarting; none if it is removed. Count new
+    restarts."""
     from dovetail.observability import metrics  # the import decides how metrics are stored
 
     name = str(spec.engine)
-    metrics.ENGINE_UP.labels(name).set(bool(life.pid))
-    metrics.ENGINE_RESTARTING.labels(name).set(not life.pid and not life.is_over)
+    ends = life.is_over and is_removed
+    metrics.ENGINE_UP.labels(name).set(metrics.GONE if ends else bool(life.pid))
+    metrics.ENGINE_RESTARTING.labels(name).set(
+        metrics.GONE if ends else not life.pid and not life.is_over
+    )
     metrics.ENGINE_RESTARTS.labels(name).inc(num_restarts)

@@ -50,6 +50,8 @@ FLUSH_PERIOD_S = 5.0
 ATTACH_LIMIT_S = 60.0
 # Time for one of several engines that share experts to report why it died.
 SHARERS_WAIT_S = 0.3
+LEAVE_WAIT_S = 5.0
+"""How long an engine that was removed has to end by itself."""
 RETURN_WAIT_S = 600.0
 """How long requests and calls wait for an engine while all are being started again."""
 
@@ -75,7 +77,7 @@ class Fleet(EngineOperations):
         self._tasks: list[asyncio.Task[None]] = []
         self._tidying: list[asyncio.Task[None]] = []
         self._revivals: dict[int, asyncio.Task[None]] = {}
-        self._wanted: dict[int, tuple[int, str]] = {}
+        self._wanted: set[int] = set()
         self._stats = StatLoggers([])
         self._hooks = hooks.manager_of(())
 
@@ -90,7 +92,9 @@ class Fleet(EngineOperations):
         )
         is_elsewhere = own.engine in self.spec.elsewhere
         connection = EngineConnection(number, own, end, host, listener, is_elsewhere=is_elsewhere)
-        if host is not None:
+        if host is not None and host.absence:
+            connection.death_reason = host.absence
+        elif host is not None:
             host.watch(connection.note_exit)
         return connection
 
@@ -161,28 +165,34 @@ class Fleet(EngineOperations):
         ]
 
     def given_up(self) -> dict[int, tuple[int, str]]:
-        """Return the process ids and death reasons of dead engines, by number. Those that are to be
-        started again have 0, once. Mutates: self"""
-        dead = {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
-        wanted, self._wanted = self._wanted, {}
-        return dead | wanted
+        """Return the process ids and death reasons of dead engines, by number."""
+        return {c.spec.engine: (c.pid, c.death_reason) for c in self._connections if c.death_reason}
+
+    def take_wanted(self) -> tuple[int, ...]:
+        """Return the numbers of dead engines that another process is to start. Mutates: self"""
+        wanted, self._wanted = self._wanted, set()
+        return tuple(wanted)
+
+    def start_wanted(self, engines: Sequence[int]) -> None:
+        """Start the engines that another process wants (see `take_wanted`). Mutates: self"""
+        for connection in self._connections:
+            if connection.spec.engine in engines:
+                self.add(connection.number)
 
     def give_up(self, engines: Mapping[int, tuple[int, str]]) -> None:
         """Mark engines as dead that another process reported (see `given_up`), unless they have
         been started again since."""
         for connection in self._connections:
             pid, reason = engines.get(connection.spec.engine, (-1, ""))
-            if pid in (0, connection.pid):
+            if pid == connection.pid:
                 connection.die(reason)
-            if not pid:
-                self.add(connection.number)
 
     def add(self, number: int) -> None:
         """Replace an engine that was removed or given up by a new one. In a process that did not
         start it, ask the one that did. Mutates: self"""
         dead = self._connections[number]
         if dead.host is None:
-            self._wanted[dead.spec.engine] = (0, dead.death_reason or "")
+            self._wanted.add(dead.spec.engine)
         elif not dead.is_alive and not self._is_reviving(number):
             self._restarts[number] = Restarts(self.spec.max_restarts)
             self._note_reason(dead, dead.death_reason or "", is_over=False)
@@ -270,8 +280,9 @@ class Fleet(EngineOperations):
             self._stats.step(zeros)
             is_restarting = may_restart and self._restart(dead, dead.host)
             if not is_restarting and self._living():  # a hung engine still holds memory
-                self._tidying.append(self._loop.create_task(closed(dead.host, 0.0)))
-            note_life(dead.spec, self.lives[dead.number])
+                wait_s = LEAVE_WAIT_S if dead.condition.is_leaving else 0.0
+                self._tidying.append(self._loop.create_task(closed(dead.host, wait_s)))
+            note_life(dead.spec, self.lives[dead.number], is_removed=dead.condition.is_leaving)
         self._end_all(dead, dead.death_reason or reason)
         self._routing.forget(dead)
         if self.spec.shares_experts:
@@ -340,7 +351,31 @@ class Fleet(EngineOperations):
         earlier = [one.host for one in dead if isinstance(one.host, EngineProcess)]
         await asyncio.gather(*self._tidying, *(closed(host, 0.0) for host in earlier))
         self._tidying = [task for task in self._tidying if not task.done()]
-        hosts = begun([one.spec for one in dead], earlier)
+        return await self._greeted(dead, begun([one.spec for one in dead], earlier))
+
+    def join(self, engine: int, host: EngineHost) -> None:
+        """Put an engine that another machine has started into the place of one that has ended, once
+        it is ready. Mutates: self"""
+        dead = next(one for one in self._connections if one.spec.engine == engine)
+        dead.die("another process has joined in its place.")
+        self._note_reason(dead, dead.death_reason or "", is_over=False)
+        note_life(dead.spec, self.lives[dead.number])
+        work = partial(self._admit, dead, host)
+        self._revivals[dead.number] = supervised("engine-join", work)
+
+    async def _admit(self, dead: EngineConnection, host: EngineHost) -> None:
+        try:
+            self._install(await self._greeted([dead], [host]))
+        except Exception as error:
+            self._note_reason(dead, "it has joined, and did not start:", is_over=False)
+            self._give_up(dead, described(error))
+            self._tell_change()
+
+    async def _greeted(
+        self, dead: Sequence[EngineConnection], hosts: Sequence[EngineHost]
+    ) -> list[EngineConnection]:
+        """Return the connections to engines that are to take the places of dead ones, once they are
+        ready; end all if one does not start. Raises: their start-up errors"""
         fresh = [
             self._connected(one.number, one.spec, host.end, host)
             for one, host in zip(dead, hosts, strict=True)
@@ -376,14 +411,15 @@ class Fleet(EngineOperations):
     def _install(self, fresh: Sequence[EngineConnection]) -> None:
         """Put engines that accept requests in the places of dead ones. Mutates: self"""
         for one in fresh:
+            was_there = bool(self._connections[one.number].pid)
             self._connections[one.number] = one
-            logger.info("%s is alive again, as process %d", one.name, one.pid)
+            logger.info("%s is alive%s, as process %d", one.name, " again" * was_there, one.pid)
             if one.host is None:
                 continue
-            life = self.lives[one.number]
-            life = structs.replace(life, pid=one.pid, restarts=life.restarts + 1)
+            life, again = self.lives[one.number], int(was_there)
+            life = structs.replace(life, pid=one.pid, restarts=life.restarts + again)
             self.lives[one.number] = life
-            note_life(one.spec, life, num_restarts=1)
+            note_life(one.spec, life, num_restarts=again)
             hooks.tell(hooks.engine_started, {"spec": one.spec}, using=self._hooks)
         self._tell_change()
 

@@ -43,10 +43,12 @@ OnExit = Callable[[str], None]
 
 class EngineHost(Protocol):
     """The process or thread of an engine. `end` is this process's end of the transport. With a
-    `restart_refusal` the engine is not started again, for that reason."""
+    `restart_refusal` the engine is not started again, for that reason. With an `absence` there is
+    none yet, for that reason: it may join later."""
 
     end: ClientEnd
     restart_refusal: str
+    absence: str
 
     def address_for(self, process: int) -> str | None:
         """Return the address for API process number `process`, from 0; None if there is none."""
@@ -65,7 +67,7 @@ class EngineProcess:
     """An engine in a child process, which dies when this parent process dies. Its socket is in a
     new folder, or in that of an `earlier` process, which has been stopped."""
 
-    restart_refusal = ""
+    restart_refusal = absence = ""
 
     def __init__(self, spec: EngineSpec, earlier: EngineProcess | None = None) -> None:
         folder = make_socket_folder(spec.socket_dir) if earlier is None else earlier._folder
@@ -138,6 +140,7 @@ class EngineThread:
     """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
 
     restart_refusal = "It is a thread of the server, which is not started again."
+    absence = ""
 
     def __init__(self, spec: EngineSpec) -> None:
         from dovetail.engine import loop  # imports the engine side, which other API processes lack

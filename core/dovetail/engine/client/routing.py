@@ -90,7 +90,7 @@ class Routing:
 
 def _facts(spec: EngineSpec, connections: Sequence[EngineConnection], process: int) -> RouterFacts:
     block_tokens = spec.cache.block_tokens
-    num_blocks = min(connection.num_blocks for connection in connections)
+    num_blocks = min(connection.num_blocks for connection in connections if connection.is_alive)
     return RouterFacts(
         num_engines=len(connections),
         block_tokens=block_tokens,

@@ -73,13 +73,14 @@ class Placement:
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy this placement's piece of `tensor`. Mutates: target"""
-        self.target.copy_(self._cut(tensor))
+        self.target.copy_(self.cut(tensor))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the target holds this placement's piece of `tensor` already."""
-        return self.target.is_meta or torch.equal(self.target, self._cut(tensor).to(self.target))
+        return self.target.is_meta or torch.equal(self.target, self.cut(tensor).to(self.target))
 
-    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's piece of `tensor`, as a view."""
         for cut in self.cuts:
             tensor = cut.of(tensor)
         return tensor

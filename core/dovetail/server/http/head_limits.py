@@ -83,7 +83,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_head_bytes:
             self._end_parsing(self._too_large())
-        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        date = (b"date", formatdate(usegmt=True).encode())
+        self.server_state.default_headers = [date, *self.config.encoded_headers]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

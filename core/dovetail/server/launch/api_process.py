@@ -21,7 +21,7 @@ from dovetail.server.families import build_apis, opened_apis
 from dovetail.server.generate.rendering.building import build_renderer
 from dovetail.server.generate.tools.parsers import build_parsers
 from dovetail.server.launch.api_processes import ChildBoot
-from dovetail.server.launch.beats import exchange_beats
+from dovetail.server.launch.beats import Beat, exchange_beats
 from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.serve import stopped_while_starting
@@ -65,10 +65,11 @@ async def _serve(boot: ChildBoot) -> int:
         stack.push_async_callback(app.state.server.aclose)
         sock = socket.socket(fileno=boot.socket_fd)
 
+        def beat() -> Beat:
+            return Beat(given_up=engine.given_up(), wanted=engine.take_wanted())
+
         def begin() -> None:
-            beats = supervised(
-                "beats", partial(exchange_beats, channel, engine.given_up, engine.follow)
-            )
+            beats = supervised("beats", partial(exchange_beats, channel, beat, engine.follow))
             stack.callback(beats.cancel)
 
         return await ServerLifecycle(app, engine, boot.frontend).run(sock, begin)

@@ -34,6 +34,7 @@ from dovetail.server.launch.engine_start import (
     starting_engine,
     tell_ready,
 )
+from dovetail.server.launch.lifecycle import HAND_OVER
 from dovetail.server.launch.settings import settings_in_force
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -162,9 +163,9 @@ NO_SIGNAL = 0
 
 
 def _signals() -> _News:
-    """Return a queue that receives every SIGTERM and SIGINT."""
+    """Return a queue that receives every signal to end."""
     news: _News = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, HAND_OVER):
         asyncio.get_running_loop().add_signal_handler(number, news.put_nowait, number)
     return news
 
@@ -199,16 +200,18 @@ async def _watch(
     loop = asyncio.get_running_loop()
     deadline_s: float | None = None
     while True:
-        if await _next(news) != NO_SIGNAL:
+        if (number := await _next(news)) != NO_SIGNAL:
             deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
-            _signal(children, signal.SIGTERM)
+            _signal(children, HAND_OVER if number == HAND_OVER else signal.SIGTERM)
         statuses = [child.status for child in children if child.status is not None]
         if len(statuses) == len(children):
             return 0 if deadline_s and not any(statuses) else 1
         if deadline_s is None and statuses and engine.is_alive:
             logger.error("a server process ended with status %d: stopping", statuses[0])
             return 1
-        engine.give_up(beats.read())
+        beat = beats.read()
+        engine.give_up(beat.given_up)
+        engine.start_wanted(beat.wanted)
         beats.answer(engine.lives)
         if deadline_s is None and engine.is_alive and (silence := beats.silence()):
             logger.error("%s: stopping", silence)

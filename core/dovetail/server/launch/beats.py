@@ -1,10 +1,10 @@
 """Beats: what an API process and its parent tell each other every second.
 
-A beat lists the engines that the API process has given up, and why. The parent then gives them up
-too, which ends their remaining processes. The parent answers no requests, so it cannot tell a
-hanging engine from an idle one. Its answer is the life of each engine: it starts dead ones again.
-Both are lines of JSON between two line ends: a line that was sent only in part cannot corrupt
-another, and the next one repeats its content.
+A beat lists the engines that the API process has given up, and why, and those that it wants to be
+started again. The parent then gives them up too, which ends their remaining processes. The parent
+answers no requests, so it cannot tell a hanging engine from an idle one. Its answer is the life of
+each engine: it starts dead ones again. Both are lines of JSON between two line ends: a line that
+was sent only in part cannot corrupt another, and the next one repeats its content.
 """
 
 from __future__ import annotations
@@ -30,18 +30,27 @@ flag there is no limit."""
 _MOST_BYTES = 65536
 
 GivenUp = dict[int, tuple[int, str]]
-"""Which processes of engines were given up, and why, by engine number. 0: start it again."""
+"""Which processes of engines were given up, and why, by engine number."""
 Lives = list[Life]
-Line = TypeVar("Line", GivenUp, Lives)
 
 
-def beat(content: GivenUp | Lives) -> bytes:
+class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The engines that a process has given up, and the numbers of those to start again."""
+
+    given_up: GivenUp = {}
+    wanted: tuple[int, ...] = ()
+
+
+Line = TypeVar("Line", Beat, Lives)
+
+
+def encoded(content: Beat | Lives) -> bytes:
     """Return an encoded beat, or an answer to one."""
     return b"\n%b\n" % msgspec.json.encode(content)
 
 
 async def exchange_beats(
-    channel: socket.socket, given_up: Callable[[], GivenUp], follow: Callable[[Lives], None]
+    channel: socket.socket, beat: Callable[[], Beat], follow: Callable[[Lives], None]
 ) -> None:
     """Report to the parent that this process listens, and follow its latest answer; repeat that
     every PERIOD_S."""
@@ -49,7 +58,7 @@ async def exchange_beats(
     begun = b""
     while True:
         with contextlib.suppress(OSError):  # a full buffer means that the parent is stopped
-            channel.send(beat(given_up()))
+            channel.send(encoded(beat()))
         *lines, begun = (begun + _received(channel)).split(b"\n")
         for lives in list(filter(None, (_read(line, Lives) for line in lines)))[-1:]:
             follow(lives)
@@ -67,28 +76,29 @@ class Beats:
         self._heard_s = [self._looked_s] * len(children)
         self._begun = [b""] * len(children)
 
-    def read(self) -> GivenUp:
-        """Return the engines that children have given up so far. Mutates: self"""
+    def read(self) -> Beat:
+        """Return what the children have reported since the last call. Mutates: self"""
         now_s = time.monotonic()
         if now_s - self._looked_s > 2 * PERIOD_S:  # this process itself was stopped
             self._heard_s = [now_s] * len(self._heard_s)
         self._looked_s = now_s
         found: GivenUp = {}
+        wanted: set[int] = set()
         for number, channel in enumerate(self._channels):
             received = _received(channel)
             if received:
                 self._heard_s[number] = now_s
                 *lines, self._begun[number] = (self._begun[number] + received).split(b"\n")
-                for line in lines:
-                    for engine, fate in (_read(line, GivenUp) or {}).items():
-                        found[engine] = min(fate, found.get(engine, fate))
-        return found
+                for one in filter(None, (_read(line, Beat) for line in lines)):
+                    found |= one.given_up
+                    wanted |= {*one.wanted}
+        return Beat(given_up=found, wanted=tuple(sorted(wanted)))
 
     def answer(self, lives: Lives) -> None:
         """Tell all children the engines' lives."""
         for channel in self._channels:
             with contextlib.suppress(OSError):  # a full buffer means that the child is stopped
-                channel.send(beat(lives))
+                channel.send(encoded(lives))
 
     def silence(self) -> str | None:
         """Return which child had been silent for too long at the last `read`."""

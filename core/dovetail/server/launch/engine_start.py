@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
@@ -81,7 +81,7 @@ async def _start_engine(
     """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
-    elsewhere: list[EngineHost] = []
+    elsewhere: Sequence[EngineHost] = ()
     if others is not None:
         with timer.time("engines of other machines"):
             elsewhere = await asyncio.get_running_loop().run_in_executor(None, others.wait)
@@ -98,6 +98,9 @@ async def _start_engine(
             elsewhere=elsewhere,
             prepared=prepared,
         )
+    if others is not None:
+        loop = asyncio.get_running_loop()
+        others.admit(lambda number, host: loop.call_soon_threadsafe(engine.join, number, host))
     timer.note_parts("engine", ((phase.name, phase.duration_s) for phase in engine.phases))
     return engine
 

@@ -50,6 +50,12 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.has_started.set()
 
+    def stop_listening(self) -> None:
+        """Accept no more connections; answers ask clients to close those that are open."""
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append((b"connection", b"close"))
+
     async def main_loop(self) -> None:
         """Wait until the server is to end."""
         await self._is_ending.wait()

@@ -23,6 +23,10 @@ logger = logging.getLogger("dovetail.server")
 
 DRAIN_PERIOD_S = 0.05
 """How often a draining server checks whether requests are still running."""
+HAND_OVER = signal.SIGUSR2
+"""Asks a server to leave its socket to another process: it answers what it has, and ends."""
+HAND_OVER_S = 2.0
+"""How long it takes requests on connections that were open then."""
 DEATH_NOTICE_S = 2.0
 """How long a server with a dead engine still answers 503, so that a load balancer notices."""
 
@@ -96,10 +100,21 @@ class ServerLifecycle:
         logger.warning("second signal: ending now")
         self._exit(is_forced=True)
 
+    def hand_over(self) -> None:
+        """Accept no more connections, answer all requests on open ones, and then drain."""
+        if self._drain is None:
+            self._server.stop_listening()
+            self._drain = supervised("drain", self._answer_then_drain)
+
+    async def _answer_then_drain(self) -> None:
+        await asyncio.sleep(HAND_OVER_S)
+        await self._drain_then_exit()
+
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(HAND_OVER, self.hand_over)
 
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
         await self._server.has_started.wait()

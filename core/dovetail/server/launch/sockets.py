@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Iterator
 
@@ -16,6 +17,9 @@ from dovetail.server.launch.unix_socket import unix_socket
 
 logger = logging.getLogger("dovetail.server")
 
+HANDED_OVER: list[socket.socket] = []
+"""The bound socket that this process got from the one that has started it, if any."""
+
 
 @contextlib.contextmanager
 def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
@@ -23,6 +27,9 @@ def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
 
     Raises: ConfigError
     """
+    if HANDED_OVER:
+        yield _handed_over(HANDED_OVER[0], frontend)
+        return
     if frontend.uds is not None:
         with unix_socket(frontend.uds) as sock:
             yield sock
@@ -33,6 +40,22 @@ def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.close()
+
+
+def _handed_over(sock: socket.socket, frontend: FrontendConfig) -> socket.socket:
+    """Return a socket that was handed over. Raises: ConfigError if the flags name another"""
+    own = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        is_other = frontend.uds is None or os.path.abspath(frontend.uds) != os.path.abspath(own)
+    else:
+        is_other = frontend.uds is not None or frontend.port not in (0, own[1])
+    if is_other:
+        raise ConfigError(
+            f"the server listens at {url_of(sock)}, which stays as it is.",
+            where="--port",
+            fix="leave the address as it is, or start another server.",
+        )
+    return sock
 
 
 def bind(host: str | None, port: int) -> socket.socket:

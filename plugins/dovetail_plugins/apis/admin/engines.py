@@ -126,6 +126,9 @@ async def _add(server: App, number: int) -> None:
         raise _refused(f"engine {number} is alive.")
     if not await _soon(server, lambda: engine.states()[place].reason is not None):
         raise _refused(f"engine {number} is about to end, and can be added then.")
+    if number in engine.spec.elsewhere:
+        what = f"engine {number} is of another machine, where `dovetail serve --join` starts it."
+        raise _refused(what)
     before = engine.lives[place]
     engine.add(place)
     deadline_s = time.monotonic() + START_LIMIT_S
@@ -147,8 +150,6 @@ def _place(server: App, number: int) -> int:
         raise RequestError(f"there is no engine {number}.", where="engine", fix=f"use {known}.")
     if spec.shares_experts:
         raise _refused("the engines share experts, so all are needed.")
-    if number in spec.elsewhere:
-        raise _refused(f"engine {number} runs on another machine, from where it was started.")
     return places[number]
 
 

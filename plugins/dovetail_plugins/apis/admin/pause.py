@@ -6,11 +6,14 @@ vLLM's; `/pause_generation` and `/continue_generation` are the same with SGLang'
 
 from __future__ import annotations
 
-from typing import Literal
+import asyncio
+from typing import Annotated, Literal
 
+from fastapi import Query
 from starlette.responses import Response
 
 from dovetail.engine.messages import Pause, Ping, Resume
+from dovetail.errors import RequestError
 from dovetail.server.endpoint import Body, Reply, ServerOf, json_reply
 
 _MODES: dict[str, Pause] = {
@@ -50,11 +53,20 @@ async def pause(
     *,
     clear_cache: bool = True,
     wait_for_inflight_requests: bool = False,
+    timeout: Annotated[float | None, Query(ge=0, le=86400)] = None,
 ) -> Response:
     """Stop all steps. Running requests end, or finish first, or go on after /resume: with their KV
-    cache, or with clear_cache they are computed again. New requests wait for /resume."""
+    cache, or with clear_cache they are computed again. New requests wait for /resume. With
+    mode=wait those that run after `timeout` seconds end too."""
     chosen = "wait" if wait_for_inflight_requests else mode
-    await server.engine.call_each(Pause(mode=chosen, drops=clear_cache))
+    if timeout is not None and chosen != "wait":
+        fix = "leave it out, or use mode=wait."
+        raise RequestError(f"mode {chosen} waits for nothing.", where="timeout", fix=fix)
+    pausing = asyncio.ensure_future(server.engine.call_each(Pause(mode=chosen, drops=clear_cache)))
+    await asyncio.wait({pausing}, timeout=timeout)
+    if not pausing.done():
+        await server.engine.call_each(Pause(mode="abort", drops=clear_cache))
+    await pausing
     return json_reply(Status(status="paused"), [])
 
 

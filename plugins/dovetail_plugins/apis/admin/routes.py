@@ -11,6 +11,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App
 from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
+from dovetail_plugins.apis.admin.deploy import deploy, show_deployment
 from dovetail_plugins.apis.admin.engines import (
     DrainRequest,
     EngineRequest,
@@ -31,6 +32,15 @@ from dovetail_plugins.apis.admin.pause import (
 from dovetail_plugins.apis.admin.prefix_cache import reset_prefix_cache
 from dovetail_plugins.apis.admin.server_info import server_info
 from dovetail_plugins.apis.admin.sleep import is_sleeping, sleep, wake_up
+from dovetail_plugins.apis.admin.weight_groups import (
+    DestroyGroupRequest,
+    InitGroupRequest,
+    UpdateFromDistributedRequest,
+    destroy_group,
+    get_world_size,
+    init_group,
+    update_from_distributed,
+)
 from dovetail_plugins.apis.admin.weights import (
     UpdateFromDiskRequest,
     UpdateWeightsRequest,
@@ -69,6 +79,15 @@ class AdminApi(Api):
               body=UpdateWeightsRequest),
         Route(method="POST", path="/update_weights_from_disk", endpoint=update_from_disk, flag=FLAG,
               body=UpdateFromDiskRequest),
+        Route(method="POST", path="/init_weights_update_group", endpoint=init_group, flag=FLAG,
+              body=InitGroupRequest),
+        Route(method="POST", path="/update_weights_from_distributed",
+              endpoint=update_from_distributed, flag=FLAG, body=UpdateFromDistributedRequest),
+        Route(method="POST", path="/destroy_weights_update_group", endpoint=destroy_group,
+              flag=FLAG, body=DestroyGroupRequest),
+        Route(method="POST", path="/deploy", endpoint=deploy, flag=FLAG),
+        Route(method="GET", path="/deploy", endpoint=show_deployment, flag=FLAG),
+        Route(method="GET", path="/get_world_size", endpoint=get_world_size, flag=FLAG),
     )  # fmt: skip
 
     def bound(self, app: Any, state: Any) -> None:

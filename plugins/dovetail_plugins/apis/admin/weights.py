@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,17 +24,31 @@ from dovetail_plugins.apis._weights import version_of
 WEIGHTS_HEADER = b"x-dovetail-weights-version"
 UPDATES = counter("dovetail:weight_updates", "How often the weights of the engines were replaced")
 
+SHARED_MEMORY = Path("/dev/shm")
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096)]
+MemoryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=128)]
+Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$", max_length=128)]
 Version = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$", max_length=128)]
 
 
 class UpdateWeightsRequest(Body):
-    """The folder of a checkpoint on every engine's machine, the name of its version (without one:
-    the folder's), and what becomes of running requests."""
+    """The folder of a checkpoint on every engine's machine, or the name of shared memory that has
+    weights under a key; the name of their version (without one: the folder's or the memory's), and
+    what becomes of running requests."""
 
-    path: FolderPath
+    path: FolderPath | None = None
+    shared_memory: MemoryName | None = None
+    key: Key | None = None
     weights_version: Version | None = None
     running: Literal["keep", "abort"] = "keep"
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> UpdateWeightsRequest:
+        if (self.path is None) == (self.shared_memory is None):
+            raise ValueError("give either path or shared_memory")
+        if (self.key is None) != (self.shared_memory is None):
+            raise ValueError("give key with shared_memory, and only with it")
+        return self
 
 
 class UpdateFromDiskRequest(Body):
@@ -66,24 +80,34 @@ async def update_weights(server: ServerOf, body: UpdateWeightsRequest) -> Respon
     """Read a checkpoint on every rank and use it from the next step on. Prefixes that were cached
     are computed again. Running requests keep their cache and go on, or are aborted."""
     ignored = list(server.fields.check(body, is_answered=False))
-    version = await _update(server, body.path, body.weights_version, body.running)
-    return json_reply(UpdatedWeights(path=body.path, weights_version=version), ignored)
+    path, key = body.path, body.key
+    if body.shared_memory is not None:
+        path = str(SHARED_MEMORY / body.shared_memory)
+    assert path is not None, "the body has one of the two"
+    version = body.weights_version or _name_of(path)
+    weights = {"path": path, "version": version, "running": body.running}
+    await replace_weights(server, weights | ({} if key is None else {"key": key}))
+    return json_reply(UpdatedWeights(path=path, weights_version=version), ignored)
 
 
 async def update_from_disk(server: ServerOf, body: UpdateFromDiskRequest) -> Response:
     """Do what /update_weights does, with SGLang's names."""
     ignored = list(server.fields.check(body, is_answered=False))
     running = "abort" if body.abort_all_requests else "keep"
-    version = await _update(server, body.model_path, body.weight_version, running)
+    version = body.weight_version or _name_of(body.model_path)
+    weights = {"path": body.model_path, "version": version, "running": running}
+    await replace_weights(server, weights)
     message = f"The weights of version {version} are in use."
     return json_reply(UpdatedFromDisk(message=message), ignored)
 
 
-async def _update(server: App, path: str, version: str | None, running: str) -> str:
-    """Replace the weights of all engines, or of none; return their version. Raises: RequestError,
-    EngineDead"""
-    version = version or re.sub(r"[^\x21-\x7e]", "-", Path(path).name)[:128]
-    weights = {"path": path, "version": version, "running": running}
+def _name_of(path: str) -> str:
+    return re.sub(r"[^\x21-\x7e]", "-", Path(path).name)[:128]
+
+
+async def replace_weights(server: App, weights: dict[str, str]) -> None:
+    """Replace the weights of all engines, or of none, by those with a path, a version and possibly
+    a key. Raises: RequestError, EngineDead"""
     engine = server.engine
     try:
         await engine.collective_rpc(WorkerCall(method=READ_WEIGHTS, kwargs=weights))
@@ -92,7 +116,6 @@ async def _update(server: App, path: str, version: str | None, running: str) -> 
         raise
     await engine.collective_rpc(WorkerCall(method=UPDATE_WEIGHTS, kwargs=weights))
     UPDATES.inc()
-    return version
 
 
 class WeightsHeader:

@@ -11,6 +11,8 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.layers.linear.packs import PACKED_LAYERS
+from dovetail_kernels.cpu.blocks import large_empty
+from dovetail_kernels.cpu.library import library
 from dovetail_plugins.gguf.blocks.integers import dequantize
 from dovetail_plugins.gguf.blocks.types import QUANTIZED
 from dovetail_plugins.gguf.families.family import FamilyNames
@@ -128,7 +130,11 @@ def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:
 def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Return rows whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
     order = torch.arange(len(rows)).view(num_heads, -1, 2).transpose(1, 2).flatten()
-    return rows.index_select(0, order)  # which copies whole rows, reshape copies bytes
+    native = library()
+    out = None
+    if native is not None:
+        out = large_empty(rows.nbytes, native).view(rows.dtype).view(rows.shape)
+    return torch.index_select(rows, 0, order, out=out)  # copies whole rows, reshape copies bytes
 
 
 def _num_heads(model: GgufModel, *, is_key: bool) -> int:

@@ -24,6 +24,7 @@ from dovetail.interfaces.quantization import (
     weight_tensor,
 )
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear.borrowing import may_borrow
 from dovetail.layers.linear.placement import is_optional, register_stored
 from dovetail.layers.opaque import CompilerBoundary
 from dovetail.layers.residual import adds_in_place
@@ -128,6 +129,8 @@ class MatrixLinear(LinearMethod):
         for parameter in layer.parameters(recurse=False):
             if not parameter.is_meta and not is_optional(parameter):
                 _lend_when_filled(parameter, native)
+                if runs_natively(spec.device, dtype_of(spec.dtype)):
+                    may_borrow(parameter)
 
     def finish(self, layer: nn.Module) -> None:
         """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""

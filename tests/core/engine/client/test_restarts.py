@@ -309,7 +309,7 @@ def test_engines_leave_and_come_back_and_no_request_is_lost() -> None:
                 assert engine.is_alive and not engine.states()[number].is_restarting
                 await asyncio.sleep(0.05)
                 asked.add(number)
-                engine.give_up(asked.given_up())
+                engine.start_wanted(asked.take_wanted())
                 for one in (engine, other):
                     await until(lambda one=one: one.states()[number].reason is None)
                     assert not one.states()[number].is_leaving

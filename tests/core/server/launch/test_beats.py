@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.engine.client.restarts import Life
 from dovetail.server.launch import beats
-from dovetail.server.launch.beats import Beats, beat, exchange_beats
+from dovetail.server.launch.beats import Beat, Beats, encoded, exchange_beats
 
 
 @pytest.fixture
@@ -44,29 +44,29 @@ def test_a_silent_process_is_named_and_a_stopped_parent_blames_nobody(
     told = []
     for _ in range(8):
         now_s[0] += 1.0
-        pairs[0][1].sendall(beat({}))
-        assert limited.read() == {}
+        pairs[0][1].sendall(encoded(Beat()))
+        assert limited.read() == Beat()
         told.append(limited.silence())
     assert told == [None] * 5 + [f"server process 1 has been silent for {n} s" for n in (6, 7, 8)]
-    assert patient.read() == {} and patient.silence() is None
+    assert patient.read() == Beat() and patient.silence() is None
     now_s[0] += 60.0  # this process was stopped: nobody's fault
-    assert limited.read() == {} and limited.silence() is None
+    assert limited.read() == Beat() and limited.silence() is None
 
 
 def test_engines_that_any_child_has_given_up_are_read_also_after_a_part(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     heard = Beats(children_of(pairs), None)
-    pairs[0][1].sendall(beat({3: (7, "it hangs")})[:9])
-    assert heard.read() == {}
-    pairs[0][1].sendall(beat({3: (7, "it hangs")}))
-    pairs[1][1].sendall(beat({}) + beat({0: (8, "it\nended")})[:-1])
-    assert heard.read() == {3: (7, "it hangs")}
+    pairs[0][1].sendall(encoded(Beat(given_up={3: (7, "it hangs")}))[:9])
+    assert heard.read() == Beat()
+    pairs[0][1].sendall(encoded(Beat(given_up={3: (7, "it hangs")})))
+    pairs[1][1].sendall(encoded(Beat()) + encoded(Beat(given_up={0: (8, "it\nended")}))[:-1])
+    assert heard.read() == Beat(given_up={3: (7, "it hangs")})
     pairs[1][1].sendall(b"\n")
-    assert heard.read() == {0: (8, "it\nended")}
-    pairs[0][1].sendall(beat({0: (0, "it\nended")}))  # it is to be started again
-    pairs[1][1].sendall(beat({0: (8, "it\nended")}))
-    assert heard.read() == {0: (0, "it\nended")}
+    assert heard.read() == Beat(given_up={0: (8, "it\nended")})
+    pairs[0][1].sendall(encoded(Beat(wanted=(0,))))
+    pairs[1][1].sendall(encoded(Beat(given_up={0: (8, "it\nended")})))
+    assert heard.read() == Beat(given_up={0: (8, "it\nended")}, wanted=(0,))
 
 
 def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_nothing(
@@ -75,21 +75,19 @@ def test_a_child_says_what_it_has_given_up_and_outlives_a_parent_that_reads_noth
     monkeypatch.setattr(beats, "PERIOD_S", 0.0)
     heard, long = Beats(children_of(pairs[:1]), None), "x" * 5000
     followed: list[Any] = []
-    given_up = {1: (7, long)}
+    said = Beat(given_up={1: (7, long)})
     lives = [Life(pid=8, restarts=2, reason="a\nfault"), Life(is_over=True)]
 
     async def main() -> None:
-        sending = asyncio.create_task(
-            exchange_beats(pairs[0][1], lambda: given_up, followed.append)
-        )
+        sending = asyncio.create_task(exchange_beats(pairs[0][1], lambda: said, followed.append))
         for _ in range(500):  # far more than the channel takes
             await asyncio.sleep(0)
         assert not sending.done()
-        while heard.read():
+        while heard.read().given_up:
             pass
         for _ in range(3):
             await asyncio.sleep(0)
-        assert heard.read() == {1: (7, long)}
+        assert heard.read() == said
         heard.answer([Life()])
         heard.answer(lives)
         while not followed:

@@ -1,0 +1,75 @@
+"""MemoryFormat: weights without settings, in one safetensors file or a folder of them.
+
+Not chosen by a flag: it reads what replaces the weights of a running model, whose settings it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.config.checkpoint.sources.weights_check import has_config, is_whole_model
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.selection import Selection
+from dovetail.interfaces.load_format import Checkpoint, LoadFormat
+from dovetail.interfaces.plugin import Info
+from dovetail_plugins.load_formats._files import check_nonempty
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIX = ".safetensors"
+
+
+def files_alone(path: str) -> list[Path]:
+    """Return the files of weights that have no settings; none if a path is a whole model."""
+    place = Path(path)
+    if place.is_dir():
+        return [] if has_config(place) else sorted(place.glob(f"*{SUFFIX}"))
+    return [place] if place.is_file() and not is_whole_model(place) else []
+
+
+def reading(key: str) -> Selection:
+    """Return the choice of this format, for files with a key ("": any)."""
+    target = f"{__name__}:{MemoryFormat.__name__}"
+    return Selection(kind="load_format", name="memory", target=target, options={"key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """The key that every file must have ("": any)."""
+
+    key: str = ""
+
+
+class MemoryFormat(LoadFormat):
+    """Files of weights alone."""
+
+    info = Info(summary="weights without settings, for a running model", requires=("safetensors",))
+    capabilities = frozenset({"lazy"})
+    Options = MemoryOptions
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor once. Raises: ConfigError, also at the end if the files were written
+        meanwhile"""
+        from dovetail_plugins.load_formats._safetensors_file import lazy_tensors
+        from dovetail_plugins.load_formats._shards import read_shards
+        from dovetail_plugins.weight_transfer.memory_file import verify_key
+
+        files = self._files(checkpoint)
+        verify_key(files, self.options.key)
+        yield from read_shards(files, checkpoint, lazy_tensors)
+        verify_key(files, self.options.key)
+
+    def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
+        """Return all files' headers. Raises: ConfigError"""
+        from dovetail_plugins.load_formats._safetensors_header import read_headers
+
+        return read_headers(self._files(checkpoint))
+
+    def _files(self, checkpoint: Checkpoint) -> list[Path]:
+        files = files_alone(checkpoint.path)
+        check_nonempty(checkpoint, files, f"*{SUFFIX} file")
+        return files
