@@ -10,6 +10,7 @@ of the first group. Cross-attention layers form groups that do not grow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.step import (
     CachedLayer,
     CrossLayer,
+    EntryLayer,
     KVGroup,
     KVLayout,
     StateLayer,
@@ -174,8 +176,10 @@ def _group_size(counts: Sequence[int]) -> int:
 
 
 def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
-    """Return the tokens of a block, a multiple of `block_tokens`. If the model has states, that is
-    enough for keys and values to be as large as the largest state."""
+    """Return the tokens of a block, a multiple of `block_tokens`, and of the tokens of entries. If
+    the model has states, that is enough for keys and values to be as large as the largest state."""
+    units = (one.unit_tokens for one in layers if isinstance(one, EntryLayer))
+    block_tokens = math.lcm(block_tokens, *units)
     largest = max((block_bytes(one, 1) for one in layers if isinstance(one, StateLayer)), default=0)
     tokens = [block_bytes(one, 1) for one in layers if not isinstance(one, StateLayer)]
     if not largest or not tokens:
