@@ -30,7 +30,12 @@ FAMILIES = {
     **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
     "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
     "Glm5NextForConditionalGeneration": {},
+    "DeepseekV4ForCausalLM": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    },
 }
+BLOCKS = {"Glm5Next": 14, "DeepseekV4": 26}
+"""How many make the engine preempt, by model; 11 of the others."""
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,
     "block_size": 16,
@@ -88,7 +93,7 @@ def test_chunks_batches_and_prefix_hits(checkpoint: Path) -> None:
 @pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
 def test_preemption(checkpoint: Path, swap_space: float) -> None:
     flags: dict[str, Any] = {
-        "num_gpu_blocks_override": 14 if checkpoint.name.startswith("Glm5Next") else 11,
+        "num_gpu_blocks_override": BLOCKS.get(checkpoint.name.partition("For")[0], 11),
         "swap_space": swap_space,
         "plugin_options": {"scheduler": {"growth_blocks": 0}},
     }
