@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dovetail.engine.kv.kv_groups import group_size
 from dovetail.interfaces.data.cache_facts import CacheFacts
 from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
@@ -20,8 +21,6 @@ RATES = {SPARSE: 4, HEAVY: 128}
 """The tokens of an entry, if config.json does not say. Released ones list them for each layer."""
 NUM_HASHED = 3
 """The first layers, whose experts a table picks, if config.json does not list them."""
-TENSOR_LAYERS = 15
-"""Layers for each tensor of the cache, at most: with the entries these are 16 groups of blocks."""
 
 
 def rates(config: Config) -> dict[str, int]:
@@ -65,22 +64,24 @@ def cached_tokens(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row caches: the keys and compressors' inputs of its last tokens, which are
-    like a state, and entries. A block of the entries of all layers takes as much room as one of
-    the last tokens in every tensor of the cache."""
+    """Return what a row caches: the keys and compressors' inputs of its last tokens, and entries.
+    The entries of all layers share blocks as large as those of the last tokens, of which there is
+    one in every tensor of the cache."""
     kinds, tokens = layer_types(config), rates(config)
+    compressed = [kind for kind in kinds if kind != SLIDING]
     head, index = int(config["head_dim"]), int(config["index_head_dim"])
-    sizes = {SPARSE: (head, index), HEAVY: (head,)}
+    sizes = {SPARSE: head + index, HEAVY: head}
     inputs = {SLIDING: 0, SPARSE: 4 * (head + index), HEAVY: 2 * head}
-    entries = sum(sum(sizes[kind]) / tokens[kind] for kind in kinds if kind != SLIDING)
+    entries = sum(sizes[kind] / tokens[kind] for kind in compressed)
     cell = max(head + max(inputs[kind] for kind in kinds), math.ceil(entries))
-    block = math.lcm(16, *(tokens[kind] for kind in set(kinds) - {SLIDING}))
+    count = group_size([1, len(kinds)]) if compressed else len(kinds)
     return CacheFacts(
-        num_attention_layers=-(-len(kinds) // TENSOR_LAYERS) if entries else 0,
+        num_attention_layers=count if compressed else 1,
         latent_size=head,
         index_size=cell - head,
-        num_state_layers=len(kinds),
-        conv_numbers=cell * block,
+        num_windowed_layers=-(-len(kinds) // count) * count,
+        windowed_tokens=cached_tokens(config),
+        unit_tokens=math.lcm(*(tokens[kind] for kind in compressed)),
     )
 
 

@@ -27,7 +27,9 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
+from dovetail.layers.linear.placement import Part
 from dovetail.layers.repeated import of_tensors
+from dovetail.parallel.collectives import all_reduce
 from dovetail_plugins.layers.attention.compressed import CompressedAttention, CompressedConfig
 from dovetail_plugins.layers.attention.compressor import CompressorConfig, Entries
 from dovetail_plugins.layers.hyper_connection import (
@@ -36,6 +38,7 @@ from dovetail_plugins.layers.hyper_connection import (
     StreamsConfig,
     spread,
 )
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.routing import RoutingRule, weigh
 from dovetail_plugins.model_types.deepseek_v4 import (
     HEAVY,
@@ -67,6 +70,7 @@ RENAMES = (
     (".hc_attn_", ".attn_hc."),
     (".hc_ffn_", ".ffn_hc."),
     ("_hc.fn", "_hc.fn.weight"),
+    (".fn.weight.weight", ".fn.weight"),
     ("hc_head.hc_fn", "norm.head.fn.weight"),
     ("hc_head.hc_", "norm.head."),
     (".attn_sink", ".sinks"),
@@ -86,7 +90,7 @@ RENAMES = (
     (".wo_b.", ".o_b_proj."),
     (".gate.bias", ".e_score_correction_bias"),
     CORRECTION_BIAS,
-    (".gate.tid2eid", ".experts_of_ids"),
+    (".gate.tid2eid", ".experts_of_ids.weight"),
     (".w1.", ".gate_proj."),
     (".w2.", ".down_proj."),
     (".w3.", ".up_proj."),
@@ -160,23 +164,51 @@ def routing_rule(settings: Mapping[str, Any]) -> RoutingRule:
     )
 
 
+class ExpertTable(DividedVectors):
+    """The experts of each token id. Shapes: weight [V, A] int64"""
+
+    def __init__(self, context: BuildContext, num_picked: int, num_experts: int) -> None:
+        super().__init__()
+        count = context.model.vocab_size
+        rows = Part(name="", full=count, local=count, start=0)
+        self.add_vector(context, "weight", (rows,), behind=(num_picked,), dtype=torch.int64)
+        self._num_experts = num_experts
+
+    def finish(self) -> None:
+        """Check the table. Raises: ConfigError for experts that do not exist"""
+        low, high = self.get_parameter("weight").aminmax()
+        if low < 0 or high >= self._num_experts:
+            raise ConfigError(
+                f"a table picks the experts {int(low)} to {int(high)} for token ids, and there are "
+                f"{self._num_experts}.",
+                where="checkpoint: tid2eid",
+            )
+
+
 class HashedMoE(DeepseekMoE):
     """A mixture whose experts a table of token ids picks; the router weighs them."""
 
-    def __init__(self, context: BuildContext, name: str, **settings: Any) -> None:
-        super().__init__(context, name, has_correction_bias=False, **settings)
-        shape = (context.model.vocab_size, self.rule.num_picked)
-        empty = torch.zeros(shape, dtype=torch.int64, device=context.device)
-        self.experts_of_ids = nn.Parameter(empty, requires_grad=False)
-        self.token_ids: torch.Tensor | None = None
+    def __init__(
+        self, context: BuildContext, name: str, *, num_experts: int, **settings: Any
+    ) -> None:
+        super().__init__(context, name, num_experts=num_experts, **settings)
+        self.experts_of_ids = ExpertTable(context, self.rule.num_picked, num_experts)
 
-    def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.token_ids is not None, "the layer sets the ids"
-        weights, experts = of_tensors(self._weighed, scores, self.token_ids)
-        return weights, experts
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        token_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Shapes: x, residual [T, E], token_ids [T] -> [T, E]"""
+        assert token_ids is not None and self.shared_experts is not None
+        shared = self.shared_experts(x, residual)
+        weights, experts = of_tensors(self._weighed, self.gate(x.float()), token_ids)
+        more = (shared,) if self.group.rank == 0 else ()
+        return all_reduce(self.experts(x, weights, experts, *more), self.group)
 
     def _weighed(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        experts = self.experts_of_ids[ids]
+        experts = self.experts_of_ids.get_parameter("weight")[ids]
         return weigh(scores, self.rule, experts), experts
 
 
@@ -234,9 +266,8 @@ class DeepseekV4Layer(DecoderLayer):
         part = self.self_attn(self.input_layernorm(read), ropes[self.rope])
         x = self.attn_hc.added(x, written, mixture, part)
         read, written, mixture = self.ffn_hc(x)
-        if isinstance(self.mlp, HashedMoE):
-            self.mlp.token_ids = token_ids
-        part = self.mlp(self.post_attention_layernorm(read))
+        ids = (None, token_ids) if isinstance(self.mlp, HashedMoE) else ()
+        part = self.mlp(self.post_attention_layernorm(read), *ids)
         return self.ffn_hc.added(x, written, mixture, part)
 
 

@@ -149,7 +149,7 @@ def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
         kinds.setdefault((cross, layer.window_tokens or 0), []).append(layer.name)
     if not kinds:
         return ()
-    size = _group_size([len(names) for names in kinds.values()])
+    size = group_size([len(names) for names in kinds.values()])
     return tuple(
         KVGroup(
             layers=tuple(names[start : start + size]),
@@ -161,7 +161,7 @@ def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
     )
 
 
-def _group_size(counts: Sequence[int]) -> int:
+def group_size(counts: Sequence[int]) -> int:
     """Return the layers per group that waste the least memory on padding of the last groups.
 
     At least the smallest kind's count; on a tie the larger size, for fewer groups.

@@ -221,9 +221,6 @@ class CompressedAttention(CachingLayer, DividedVectors):
         picking = () if self.indexer is None else self.indexer(x, query_latent, rope)
         given = torch.cat([key, *inputs], dim=-1)
         out = self._opaque(q, given, rope.cos, rope.sin, *picking, size=self.num_heads * size)
-        cos, sin = (one.squeeze(1) for one in rope.rows())
-        back = Rope(torch.arange(len(x), device=x.device), cos, -sin)
-        out = turned_last(out, back, size, turned)
         return self.o_b_proj(self.o_a_proj.grouped(out), residual)
 
     def _attend(
@@ -241,17 +238,18 @@ class CompressedAttention(CachingLayer, DividedVectors):
         context = forward_context()
         layout = context.backend.layout_of(context.prepared[self.name])
         step = _step_tokens(context, layout)
-        size = self.config.head_size
+        size, rope = self.config.head_size, Rope(step.positions, cos, sin)
         cells, inputs = self._cells(context)
         write_latents(given[:, :size], cells, layout.slots)
         picks = None
         if self.compressor is not None and inputs is not None:
             write_latents(given[:, size:], inputs, layout.slots)
             whole = context.backend.layout_of(context.prepared[self.entries])
-            self._compress(context, step, layout, whole, inputs, Rope(step.positions, cos, sin))
+            self._compress(context, step, layout, whole, inputs, rope)
             picks = self._picks(context, step, whole, index_q, weights)
         heads = q.unflatten(-1, (self.num_heads, size))
-        return self._attended(context, step, layout, heads, picks).flatten(-2)
+        out = self._attended(context, step, layout, heads, picks).flatten(-2)
+        return turned_last(out, _back(rope), size, self.config.turned)
 
     def _cells(self, context: ForwardContext) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the cached keys, and inputs of compressors. Shapes: [N, P, D], [N, P, inputs]"""
@@ -398,6 +396,12 @@ def _step_tokens(context: ForwardContext, layout: BatchLayout) -> StepTokens:
         )
     found: StepTokens = context.once[key]
     return found
+
+
+def _back(rope: Rope) -> Rope:
+    """Return a rotation that undoes another."""
+    cos, sin = (one.squeeze(1) for one in rope.rows())
+    return Rope(torch.arange(len(cos), device=cos.device), cos, -sin)
 
 
 def _gathered(cache: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
