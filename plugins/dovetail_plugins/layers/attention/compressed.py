@@ -220,8 +220,9 @@ class CompressedAttention(CachingLayer, DividedVectors):
         inputs = [one(x) for _, one in self.compressors]
         picking = () if self.indexer is None else self.indexer(x, query_latent, rope)
         given = torch.cat([key, *inputs], dim=-1)
-        out = self._opaque(q, given, rope.cos, rope.sin, *picking, size=self.num_heads * size)
-        return self.o_b_proj(self.o_a_proj.grouped(out), residual)
+        width = self.o_a_proj.groups * self.config.group_rank
+        out = self._opaque(q, given, rope.cos, rope.sin, *picking, size=width)
+        return self.o_b_proj(out, residual)
 
     def _attend(
         self,
@@ -232,8 +233,8 @@ class CompressedAttention(CachingLayer, DividedVectors):
         index_q: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Shapes: q [T, H D], given [T, D + inputs]; of the indexer index_q [T, H D], weights
-        [T, H] -> [T, H D]. Mutates: the caches"""
+        """Return each group's product. Shapes: q [T, H D], given [T, D + inputs]; of the indexer
+        index_q [T, H D], weights [T, H] -> [T, groups rank]. Mutates: the caches"""
         refuse_recording("which entries are complete depends on how long rows are")
         context = forward_context()
         layout = context.backend.layout_of(context.prepared[self.name])
@@ -249,7 +250,7 @@ class CompressedAttention(CachingLayer, DividedVectors):
             picks = self._picks(context, step, whole, index_q, weights)
         heads = q.unflatten(-1, (self.num_heads, size))
         out = self._attended(context, step, layout, heads, picks).flatten(-2)
-        return turned_last(out, _back(rope), size, self.config.turned)
+        return self.o_a_proj.grouped(turned_last(out, _back(rope), size, self.config.turned))
 
     def _cells(self, context: ForwardContext) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the cached keys, and inputs of compressors. Shapes: [N, P, D], [N, P, inputs]"""
