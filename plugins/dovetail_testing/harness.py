@@ -101,10 +101,12 @@ class PagedModel:
             return torch.full((*size, layer.config.head_size), UNUSED)
         if isinstance(layer, Entries):
             cells = {part.name: self.block_tokens // part.tokens for part in layer.parts}
-            return {p.name: torch.full((num_blocks, cells[p.name], p.size), UNUSED) for p in layer.parts}
+            return {
+                p.name: torch.full((num_blocks, cells[p.name], p.size), UNUSED) for p in layer.parts
+            }
         if isinstance(layer, CompressedAttention):
-            parts = {LATENTS: layer.config.head_size, INDEX_KEYS: layer.input_size}
-            found = {name: torch.full((*size, width), UNUSED) for name, width in parts.items()}
+            widths = {LATENTS: layer.config.head_size, INDEX_KEYS: layer.input_size}
+            found = {name: torch.full((*size, width), UNUSED) for name, width in widths.items()}
             return found if layer.input_size else found[LATENTS]
         if isinstance(layer, LatentAttention):
             latents = torch.full((*size, layer.spec.size), UNUSED)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.engine.kv.kv_groups import group_size
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.cache_facts import CacheFacts
 from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
@@ -30,7 +31,7 @@ def rates(config: Config) -> dict[str, int]:
 
 def layer_types(config: Config) -> tuple[str, ...]:
     """Return each layer's kind: as listed, or by the listed tokens of its entries, or two heavily
-    compressed layers and then both kinds in turn."""
+    compressed layers and then both kinds in turn. Raises: ConfigError for an unknown kind"""
     count = int(config["num_hidden_layers"])
     listed = config.get("layer_types")
     if listed is None and config.get("compress_ratios") is not None:
@@ -38,6 +39,13 @@ def layer_types(config: Config) -> tuple[str, ...]:
         listed = [kinds.get(rate, str(rate)) for rate in config["compress_ratios"]]
     if listed is None:
         listed = [HEAVY if i < 2 or i % 2 == 0 else SPARSE for i in range(count)]
+    unknown = sorted(set(listed) - {SLIDING, SPARSE, HEAVY})
+    if unknown:
+        raise ConfigError(
+            f"layers are of the kind {unknown[0]}.",
+            where="config.json: layer_types, or compress_ratios",
+            fix=f"use {SLIDING}, {SPARSE} and {HEAVY}.",
+        )
     return tuple(listed[:count])
 
 

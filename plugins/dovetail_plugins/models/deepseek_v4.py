@@ -41,7 +41,6 @@ from dovetail_plugins.layers.hyper_connection import (
 from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.routing import RoutingRule, weigh
 from dovetail_plugins.model_types.deepseek_v4 import (
-    HEAVY,
     SLIDING,
     SPARSE,
     cached_tokens,
@@ -226,14 +225,8 @@ class DeepseekV4Layer(DecoderLayer):
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
-        """Return the layer's attention. Raises: ConfigError for an unknown kind"""
+        """Return the layer's attention."""
         kind = config.layer_types[layer]
-        if kind not in (SLIDING, SPARSE, HEAVY):
-            raise ConfigError(
-                f'layer {layer} is of the kind "{kind}".',
-                where="config.json: layer_types",
-                fix=f"use {SLIDING}, {SPARSE} and {HEAVY}.",
-            )
         entries = f"{name.partition('.layers.')[0]}.entries"
         sizes = compressed_config(context, kind)
         return CompressedAttention(context, unquantized(context), name, sizes, entries)

@@ -45,7 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "latents with sinks, and streams": ("HYV4ForCausalLM", {"index_topk": 8, "index_n_heads": 8}),
     "entries of several tokens": (
         "DeepseekV4ForCausalLM",
-        {"num_hidden_layers": 2, "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"], "mlp_layer_types": ["moe", "hash_moe"]},
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+            "mlp_layer_types": ["moe", "hash_moe"],
+        },
     ),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",

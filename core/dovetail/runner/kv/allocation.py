@@ -211,7 +211,8 @@ def _latent_views(memory: torch.Tensor, block_tokens: int, layer: LatentLayer) -
 def _entry_views(
     memory: torch.Tensor, block_tokens: int, layer: EntryLayer
 ) -> dict[str, torch.Tensor]:
-    """Return each part's entries by name. Shapes: memory [N, bytes] -> each [N, P / tokens, size]"""
+    """Return each part's entries by name. Shapes: memory [N, bytes] -> each [N, P / tokens,
+    size]"""
     numbers, start, views = memory.view(dtype_of(layer.dtype)), 0, {}
     for part in layer.parts:
         shape = (block_tokens // part.tokens, part.size)

@@ -1,11 +1,11 @@
-"""Compressed attention: a query attends to the last w tokens, and to entries that each cover several
-tokens; one softmax with sinks is over both.
+"""Compressed attention: a query attends to the last w tokens, and to entries that each cover
+several tokens; one softmax with sinks is over both.
 
 With x a token's input and c_q the latent of its query:
 
     q = norm(q_b_proj c_q) of each head,  k = norm(kv_proj x)    # the last numbers of both turned
     a = softmax of q . (k of the last w tokens, entries, sink)   # keys are values
-    h = o_b_proj(o_a_proj(a turned back))                        # o_a_proj: each group of heads apart
+    h = o_b_proj(o_a_proj(a turned back))                        # o_a_proj: a matrix for each group
 
 Compressors whose windows overlap have an indexer, which scores the entries by smaller ones of its
 own as DeepSeek-V3.2's does tokens; a query attends to those with the highest scores. Without an

@@ -76,7 +76,7 @@ class Compressor(nn.Module):
         """
         size, tokens = self.config.size, self.config.tokens
         values, gates = states.chunk(2, dim=-1)
-        bias = self.position_bias
+        bias: torch.Tensor = self.position_bias
         if self.config.overlaps:
             values, gates = (
                 torch.cat([x[:, :tokens, :size], x[:, tokens:, size:]], dim=1)
