@@ -305,12 +305,12 @@ class CompressedAttention(CachingLayer, DividedVectors):
         assert self.compressor is not None
         tokens = self.compressor.config.tokens
         counts = [count // tokens for count in step.counts]
-        most = max(counts, default=0)
+        longest = max(counts, default=0)
         number = torch.tensor(counts, device=step.rows.device).unsqueeze(1)
-        limit = most if self.indexer is None else min(most, self.indexer.spec.num_picked)
+        limit = longest if self.indexer is None else min(longest, self.indexer.spec.num_picked)
         every = torch.arange(limit, device=number.device)
         picks = torch.where(every < number, every, -1)
-        if most == limit or self.indexer is None or index_q is None or weights is None:
+        if longest == limit or self.indexer is None or index_q is None or weights is None:
             return picks
         cache, spec = self._entry_cache(context, KEYS), self.indexer.spec
         own = [token for token, count in enumerate(counts) if count > limit]
