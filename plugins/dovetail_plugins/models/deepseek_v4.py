@@ -62,12 +62,15 @@ PREFIXES = (
     ("hc_head_", "model.hc_head.hc_"),
 )
 RENAMES = (
+    (".scale", ".weight_scale_inv"),
     (".attn.", ".self_attn."),
     (".ffn.", ".mlp."),
     (".attn_norm.", ".input_layernorm."),
     (".ffn_norm.", ".post_attention_layernorm."),
     (".hc_attn_", ".attn_hc."),
     (".hc_ffn_", ".ffn_hc."),
+    ("_hc.weight_scale_inv", "_hc.scale"),
+    (".head.weight_scale_inv", ".head.scale"),
     ("_hc.fn", "_hc.fn.weight"),
     (".fn.weight.weight", ".fn.weight"),
     ("hc_head.hc_fn", "norm.head.fn.weight"),

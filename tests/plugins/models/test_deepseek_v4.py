@@ -115,6 +115,55 @@ def test_the_cache_takes_the_room_that_is_said(tmp_path: Path) -> None:
         assert real <= kv_bytes(facts, "bfloat16", num_tokens, 2048) <= 1.3 * real
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+WHOLE = ("embed", "head.", "norm.", "compressor.", "weights_proj", ".gate.", "hc_", "sink", "ape")
+"""Parts of the names of tensors that are not in float8."""
+
+
+def stored(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return a tensor as released checkpoints store it, and what that stands for."""
+    if tensor.dim() < 2 or any(part in name for part in WHOLE):
+        return {name: tensor}, tensor
+    scale_name, is_expert = name.replace(".weight", ".scale"), ".experts." in name
+    group = tensor.unflatten(-1, (-1, 32)) if is_expert else tensor.unsqueeze(1)
+    axes = (-1,) if is_expert else (0, 1, 2)
+    largest = 6 if is_expert else 448
+    scale = (group.abs().amax(axes, keepdim=True) / largest).log2().ceil().exp2()
+    if not is_expert:
+        values = (group / scale).squeeze(1).to(torch.float8_e4m3fn)
+        scales = scale.view(1, 1).to(torch.float8_e8m0fnu)
+        return {name: values, scale_name: scales}, values.float() * scale.view(1, 1)
+    codes = (group.div(scale).unsqueeze(-1) - E2M1).abs().argmin(-1)
+    pairs = codes.flatten(1).unflatten(1, (-1, 2))
+    packed = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).view(torch.int8)
+    scales = scale.squeeze(-1).to(torch.float8_e8m0fnu)
+    return {name: packed, scale_name: scales}, (E2M1[codes] * scale).flatten(1)
+
+
+def test_experts_in_four_bits_beside_float8(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, NAME, intermediate_size=32, moe_intermediate_size=32)
+    file, tensors = path / "model.safetensors", {}
+    whole = load_file(file)
+    for name, tensor in list(whole.items()):
+        packed, whole[name] = stored(name, tensor)
+        tensors.update(packed)
+    save_file(whole, file, metadata={"format": "pt"})
+    (wanted,) = PagedModel(load_model(path)).forward([(0, TOKENS[:40])])
+    save_file(tensors, file, metadata={"format": "pt"})
+    settings = json.loads((path / "config.json").read_text())
+    settings["expert_dtype"] = "fp4"
+    settings["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    }
+    (path / "config.json").write_text(json.dumps(settings))
+    assert {t.dtype for t in tensors.values()} >= {torch.int8, torch.float8_e4m3fn}
+    (found,) = PagedModel(load_model(path)).forward([(0, TOKENS[:40])])
+    assert (found - wanted).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
