@@ -4,8 +4,9 @@ Stored: per layer `weight` e4m3 [O, I], and `weight_scale` [], or with `weight_b
 config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. While loading: a
 scale per output, the largest magnitude over 448; the head is not quantized. Stored as float8 in
 memory. On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay
-float. With `expert_dtype` "fp4" experts have 4-bit floats. Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme`
+float. Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme`
 "static" or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row.
+With `expert_dtype` "fp4" the stored experts are 4-bit floats (DeepSeek-V4).
 Source: AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
 https://huggingface.co/deepseek-ai/DeepSeek-V3).
 """
