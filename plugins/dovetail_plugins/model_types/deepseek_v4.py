@@ -20,6 +20,8 @@ SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 entries."""
 RATES = {SPARSE: 4, HEAVY: 128}
 """The tokens of an entry, if config.json does not say. Released ones list them for each layer."""
+TURNED = 0.125
+"""The share of a head that is turned, if config.json does not say."""
 NUM_HASHED = 3
 """The first layers, whose experts a table picks, if config.json does not list them."""
 
@@ -58,10 +60,21 @@ def is_hashed(config: Config, layer: int) -> bool:
 
 
 def turned_size(config: Config) -> int:
-    """Return how many numbers of a head are turned."""
-    size = config.get("qk_rope_head_dim")
-    share = config.get("partial_rotary_factor") or 0.125
-    return int(size) if size is not None else int(int(config["head_dim"]) * share)
+    """Return how many numbers of a head are turned; what transformers writes for a rotation counts
+    first. Raises: ConfigError for an odd number"""
+    own = (config.get("rope_parameters") or {}).get("compress") or {}
+    share = own.get("partial_rotary_factor")
+    size = config.get("qk_rope_head_dim") if share is None else None
+    if size is None:
+        share = share or config.get("partial_rotary_factor") or TURNED
+        size = int(int(config["head_dim"]) * share)
+    if int(size) % 2:
+        raise ConfigError(
+            f"{size} numbers of a head are turned, which are not pairs.",
+            where="config.json: qk_rope_head_dim, or partial_rotary_factor",
+            fix="use an even number, as published models have.",
+        )
+    return int(size)
 
 
 def cached_tokens(config: Config) -> int:
