@@ -114,7 +114,7 @@ def test_drafts_of_entries_that_are_not_complete(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path, name, **FAMILIES[name])
     drafts = {"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_min_token_prob": 0}
     flags: dict[str, Any] = {"num_gpu_blocks_override": 64, **ENGINE}
-    results = []
+    results: list[GenerationResult] = []
     with LLM(str(path), speculative_config=drafts, **flags) as llm:
         for banned in (None, None, 6, 9, 13):  # the answer, once more, and without a token of it
             bias = {} if banned is None else {results[0].outputs[0].token_ids[banned]: -100.0}
