@@ -183,6 +183,10 @@ class CompressedAttention(CachingLayer, DividedVectors):
         return [(part, one) for part, one in found if one is not None]
 
     @property
+    def _entry_tokens(self) -> int:
+        return 0 if self.compressor is None else self.compressor.config.tokens
+
+    @property
     def input_size(self) -> int:
         """Return the numbers of a token's inputs of compressors."""
         return sum(2 * one.config.width for _, one in self.compressors)
@@ -343,28 +347,41 @@ class CompressedAttention(CachingLayer, DividedVectors):
         back = torch.arange(1 - width, 1, device=q.device)
         count = width + (0 if picks is None else picks.shape[1])
         each = max(1, MAX_NUMBERS // (count * (self.num_heads + q.shape[-1])))
-        out = torch.empty_like(q)
+        out, tokens = torch.empty_like(q), self._entry_tokens
+        has_rows_without = any(seen < tokens for seen in step.counts)
         for first in range(0, len(q), each):
             part = slice(first, first + each)
-            rows, at = step.rows[part], step.positions[part].unsqueeze(1) + back
-            keys, places = [_gathered(cells, layout.block_table[rows], at.clamp(min=0))], [at]
+            rows, own = step.rows[part], step.positions[part].unsqueeze(1)
+            hidden = own + back < 0
+            at = torch.where(hidden, own, own + back)
+            groups = [(_gathered(cells, layout.block_table[rows], at), hidden)]
             if picks is not None and picks.shape[1]:
                 table = context.backend.layout_of(context.prepared[self.entries]).block_table[rows]
+                hidden = picks[part] < 0
                 cache = self._entry_cache(context, ENTRIES)
-                keys.append(_gathered(cache, table, picks[part].clamp(min=0)))
-                places.append(picks[part])
-            out[part] = self._softmax(q[part], torch.cat(keys, 1), torch.cat(places, 1) < 0)
+                keys = _gathered(cache, table, picks[part].clamp(min=0))
+                if has_rows_without:  # their first cell may hold anything
+                    keys.masked_fill_(hidden.unsqueeze(-1), 0)
+                groups.append((keys, hidden))
+            out[part] = self._softmax(q[part], groups)
         return out
 
-    def _softmax(self, q: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the attention of each token to its own keys, which are values, too. Shapes: q
-        [T, H, D], keys [T, K, D], hidden [T, K] -> [T, H, D]"""
-        keys = keys.to(q.dtype).masked_fill(hidden.unsqueeze(-1), 0)  # a block may hold anything
-        scores = torch.bmm(q, keys.transpose(1, 2)).float() * self.config.head_size**-0.5
-        scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
+    def _softmax(
+        self, q: torch.Tensor, groups: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        """Return the attention of each token to its own keys, which are values, too: pairs of keys
+        and which are hidden. Shapes: q [T, H, D], pairs [T, K, D] and [T, K] -> [T, H, D]"""
         sinks = self.get_parameter("sinks").view(1, -1, 1).expand(len(q), -1, 1)
-        shares = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-        return torch.bmm(shares.to(keys.dtype), keys)
+        scores, every = [sinks], [keys.to(q.dtype) for keys, _ in groups]
+        for keys, (_, hidden) in zip(every, groups, strict=True):
+            found = torch.bmm(q, keys.transpose(1, 2)).float() * self.config.head_size**-0.5
+            scores.append(found.masked_fill_(hidden.unsqueeze(1), -torch.inf))
+        shares = torch.cat(scores, dim=-1).softmax(dim=-1).to(q.dtype)
+        parts = shares.split([one.shape[-1] for one in scores], dim=-1)[1:]
+        return sum(
+            (torch.bmm(part, keys) for part, keys in zip(parts, every, strict=True)),
+            start=torch.zeros_like(q),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
