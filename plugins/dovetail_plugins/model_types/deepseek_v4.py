@@ -86,7 +86,7 @@ def cached_tokens(config: Config) -> int:
 
 def cache(config: Config) -> CacheFacts:
     """Return what a row caches: the keys and compressors' inputs of its last tokens, and entries.
-    The entries of all layers share blocks as large as those of the last tokens, of which there is
+    A block of entries has those of all layers, but is as large as a block of last tokens, and takes
     one in every tensor of the cache."""
     kinds, tokens = layer_types(config), rates(config)
     compressed = [kind for kind in kinds if kind != SLIDING]

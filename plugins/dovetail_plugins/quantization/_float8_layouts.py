@@ -72,7 +72,7 @@ class OutputScale:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFloats:
     """4-bit floats (e2m1), two a byte, the first in the low bits; a scale for 32 inputs of an
-    output, a power of two. DeepSeek-V4's experts beside layers in float8."""
+    output, a power of two. DeepSeek-V4's experts are stored so."""
 
     name: str
     group: int = 32

@@ -121,7 +121,7 @@ WHOLE = ("embed", "head.", "norm.", "compressor.", "weights_proj", ".gate.", "hc
 
 
 def stored(name: str, tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return a tensor as released checkpoints store it, and what that stands for."""
+    """Return a tensor as released checkpoints store it, and its exact value."""
     if tensor.dim() < 2 or any(part in name for part in WHOLE):
         return {name: tensor}, tensor
     scale_name, is_expert = name.replace(".weight", ".scale"), ".experts." in name

@@ -223,7 +223,7 @@ class LatentLayer(msgspec.Struct, frozen=True, kw_only=True, tag="latents"):
 
     With an indexer (DeepSeek-V3.2, 2025) an index key of `index_size` numbers per token is cached
     too (0: none). A block holds the latents of its tokens, followed by their index keys.
-    `window_tokens` None: those of all tokens.
+    `window_tokens` None: the whole row is cached.
     """
 
     name: str
