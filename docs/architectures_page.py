@@ -55,35 +55,14 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; and GLM-5-Next (text), where it picks pools of latents.
+head; GLM-5-Next (text), where it picks pools of latents; and DeepSeek V4, where it picks entries
+that cover several tokens.
 [kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
 what a row would have to keep:
 
 | model | layer | what is missing |
 |---|---|---|"""
 SPARSE_REFUSED = (
-    (
-        "DeepSeek V4",
-        "`heavily_compressed_attention`",
-        "beside the last `sliding_window` tokens a query attends to one entry for every 128 "
-        "tokens, a mean weighed by learned gates. Entries come at another rate than tokens, and "
-        "no KV group here grows so; until a window is full, a row keeps up to 127 keys and gates, "
-        "a state that starts again with each window",
-    ),
-    (
-        "DeepSeek V4",
-        "`compressed_sparse_attention`",
-        "the same for every 4 tokens, over windows that overlap: a row also keeps the first half "
-        "of the last window. An indexer, which has its own compressed keys, picks entries. One "
-        "softmax with sinks covers them and the window",
-    ),
-    (
-        "DeepSeek V4",
-        "both, and `sliding_attention`",
-        "keys are values, kept once like latents, and latents have no window here; outputs are "
-        "turned back by their positions; the first layers' experts are picked by a table of token "
-        "ids",
-    ),
     (
         "Qwen4-Exp",
         "`indexed_attention`",

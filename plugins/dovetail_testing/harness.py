@@ -32,6 +32,8 @@ from dovetail.layers.stages import stage_of
 from dovetail.layers.state import RowStates, State
 from dovetail.layers.weights import load_weights
 from dovetail_plugins.layers.attention.block_sparse import BlockIndexer
+from dovetail_plugins.layers.attention.compressed import CompressedAttention
+from dovetail_plugins.layers.attention.compressor import Entries
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
 from dovetail_plugins.layers.stored.rounding import FLOAT, ActivationOptions
 from dovetail_testing.reference import ReferenceAttention
@@ -97,6 +99,15 @@ class PagedModel:
         size = (num_blocks, self.block_tokens)
         if isinstance(layer, BlockIndexer):
             return torch.full((*size, layer.config.head_size), UNUSED)
+        if isinstance(layer, Entries):
+            cells = {part.name: self.block_tokens // part.tokens for part in layer.parts}
+            return {
+                p.name: torch.full((num_blocks, cells[p.name], p.size), UNUSED) for p in layer.parts
+            }
+        if isinstance(layer, CompressedAttention):
+            widths = {LATENTS: layer.config.head_size, INDEX_KEYS: layer.input_size}
+            found = {name: torch.full((*size, width), UNUSED) for name, width in widths.items()}
+            return found if layer.input_size else found[LATENTS]
         if isinstance(layer, LatentAttention):
             latents = torch.full((*size, layer.spec.size), UNUSED)
             if not isinstance(layer, IndexedAttention) or layer.indexer is None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec import structs
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
@@ -30,7 +31,12 @@ FAMILIES = {
     **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
     "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
     "Glm5NextForConditionalGeneration": {},
+    "DeepseekV4ForCausalLM": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    },
 }
+BLOCKS = {"Glm5Next": 14, "DeepseekV4": 26}
+"""How many make the engine preempt, by model; 11 of the others."""
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,
     "block_size": 16,
@@ -88,7 +94,7 @@ def test_chunks_batches_and_prefix_hits(checkpoint: Path) -> None:
 @pytest.mark.parametrize("swap_space", [0, 0.01], ids=["recompute", "swap"])
 def test_preemption(checkpoint: Path, swap_space: float) -> None:
     flags: dict[str, Any] = {
-        "num_gpu_blocks_override": 14 if checkpoint.name.startswith("Glm5Next") else 11,
+        "num_gpu_blocks_override": BLOCKS.get(checkpoint.name.partition("For")[0], 11),
         "swap_space": swap_space,
         "plugin_options": {"scheduler": {"growth_blocks": 0}},
     }
@@ -100,6 +106,24 @@ def test_preemption(checkpoint: Path, swap_space: float) -> None:
         assert (core.cache.num_swaps > 0) == (swap_space > 0)
         core.check_idle()
     assert worst(checkpoint, PROMPTS, results) <= TOLERANCE
+
+
+def test_drafts_of_entries_that_are_not_complete(tmp_path: Path) -> None:
+    """Drafts that come true and others; some end entries, which later tokens then write again."""
+    name = "DeepseekV4ForCausalLM"
+    path = write_tiny_checkpoint(tmp_path, name, **FAMILIES[name])
+    drafts = {"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_min_token_prob": 0}
+    flags: dict[str, Any] = {"num_gpu_blocks_override": 64, **ENGINE}
+    results: list[GenerationResult] = []
+    with LLM(str(path), speculative_config=drafts, **flags) as llm:
+        for banned in (None, None, 6, 9, 13):  # the answer, once more, and without a token of it
+            bias = {} if banned is None else {results[0].outputs[0].token_ids[banned]: -100.0}
+            params = structs.replace(PARAMS, logit_bias=bias)
+            results += llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert worst(path, PROMPTS[:1] * len(results), results) <= TOLERANCE
+    timed = [result.metrics for result in results if result.metrics is not None]
+    accepted = sum(one.num_accepted_tokens for one in timed)
+    assert 0 < accepted < sum(one.num_draft_tokens for one in timed)
 
 
 def test_sleep_keeps_nothing_and_wakes(checkpoint: Path) -> None:

@@ -107,6 +107,17 @@ _OWN: dict[str, Json] = {
         **{f"n_{part}_layers": 1 for part in ("input", "recurrent", "output")},
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+    "deepseek_v4": {
+        "o_groups": 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in (("main", 1e4), ("compress", 16e4))
+        },
+        "compress_rates": {
+            "compressed_sparse_attention": 2,
+            "heavily_compressed_attention": 4,
+        },
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note_text": {"head_dim": 16},
     "falcon_h1": {"mamba_d_ssm": 64},

@@ -373,9 +373,11 @@ class DecoderModel(nn.Module):
         """Return the input of the first layer. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.embed_tokens(token_ids)
 
-    def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[Any, ...]:
+    def layer_arguments(
+        self, x: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[Any, ...]:
         """Return further arguments of layers, besides states and rotations; none here. x is the
-        first layer's input. Shapes: x [T, E], positions [T]"""
+        first layer's input. Shapes: x [T, E], token_ids and positions [T]"""
         return ()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -386,7 +388,7 @@ class DecoderModel(nn.Module):
         else:
             x = stage.received(token_ids)
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
-        more = self.layer_arguments(x, positions)
+        more = self.layer_arguments(x, token_ids, positions)
         for number, layer in enumerate(self.layers):
             if self.inner is not None and number in self.inner:
                 scale = self.config.branch_scale

@@ -24,9 +24,15 @@ def per_token(model: ModelSpec, kv_dtype: str) -> int:
     return facts.num_attention_layers * token_bytes(model, kv_dtype)
 
 
-def per_row(model: ModelSpec) -> int:
-    """Return the bytes of a row's states in all layers, independent of its length."""
-    return 0 if model.cache is None else model.cache.num_state_layers * state_bytes(model)
+def per_row(model: ModelSpec, kv_dtype: str) -> int:
+    """Return the bytes of a row's states in all layers, and of its last tokens if they are cached
+    apart, independent of its length."""
+    facts = model.cache
+    if facts is None:
+        return 0
+    last = facts.num_windowed_layers * facts.windowed_tokens
+    own = last * token_bytes(model, kv_dtype) if last else 0
+    return facts.num_state_layers * state_bytes(model) + own
 
 
 def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:

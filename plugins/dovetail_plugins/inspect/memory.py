@@ -42,7 +42,7 @@ def memory_of(groups: Sequence[Group], how: How, parts: EngineParts) -> Memory:
         is_exact=all(group.is_exact for group in groups),
         kv_dtype=kv_dtype,
         kv_bytes_per_token=capacity.per_token(model, kv_dtype) if caches else 0,
-        state_bytes_per_request=capacity.per_row(model),
+        state_bytes_per_request=capacity.per_row(model, kv_dtype),
         free_bytes=free,
         longest_tokens=None if left is None else _longest(model, kv_dtype, left, block, step),
         fits=() if left is None or not caches else capacity.fits(model, kv_dtype, left, step),

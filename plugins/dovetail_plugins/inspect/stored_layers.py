@@ -16,8 +16,8 @@ ORDER = (EMBEDDING, ATTENTION, FEED_FORWARD, EXPERTS, SHARED, ROUTER, NORM, HEAD
 _PURPOSES: tuple[tuple[str, str], ...] = (
     (UNUSED, r"rotary_emb$|(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio)"),
     (NORM, r"norm[^.]*$|(^|\.)ln_\w+$|(^|\.)ln\d*$"),
-    (HEAD, r"(^|\.)(lm_head|embed_out|output)$"),
-    (EMBEDDING, r"(^|\.)(embed_tokens|embed_positions|embed_in|w[tp]e|\w*embeddings?)$"),
+    (HEAD, r"(^|\.)(lm_head|embed_out|output)$|^head$"),
+    (EMBEDDING, r"^embed$|(^|\.)(embed_tokens|embed_positions|embed_in|w[tp]e|\w*embeddings?)$"),
     (SHARED, r"\.shared_experts?\."),
     (ROUTER, r"\.(gate|router|shared_expert_gate)$"),
     (EXPERTS, r"\.experts(\.|$)"),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
-Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
-"""How a token's scores become numbers in 0 .. 1: "softmax" over all experts, "sigmoid" of each,
-"sparsemixer": see `_sparsemixer`."""
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"]
+"""How a token's scores become weights: "softmax" over all experts, "sigmoid" or "sqrtsoftplus" (the
+root of softplus) of each, "sparsemixer": see `_sparsemixer`."""
 GroupScore = Literal["best", "two_best"]
 """The score of a group of experts: its best member, or the sum of its two best."""
 
@@ -62,15 +63,31 @@ def route(
     scores = scores.float()
     if rule.scoring == "sparsemixer":
         return _sparsemixer(scores, rule)
-    likely = scores.softmax(dim=-1) if rule.scoring == "softmax" else scores.sigmoid()
+    likely = _likely(scores, rule)
     chosen_by = likely if bias is None else likely + bias.float()
     if rule.is_grouped:
         chosen_by = _within_groups(chosen_by, rule)
     experts = chosen_by.topk(rule.num_picked, dim=-1).indices
+    return _weights(likely, experts, rule), experts
+
+
+def weigh(scores: torch.Tensor, rule: RoutingRule, experts: torch.Tensor) -> torch.Tensor:
+    """Return the weights of experts that something else picked. Shapes: scores [T, X], experts
+    [T, A] -> [T, A] float32"""
+    return _weights(_likely(scores.float(), rule), experts, rule)
+
+
+def _likely(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
+    if rule.scoring == "softmax":
+        return scores.softmax(dim=-1)
+    return scores.sigmoid() if rule.scoring == "sigmoid" else F.softplus(scores).sqrt()
+
+
+def _weights(likely: torch.Tensor, experts: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
     weights = likely.gather(-1, experts)
     if rule.renormalizes:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.least_sum)
-    return weights * rule.factor, experts
+    return weights * rule.factor
 
 
 def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:

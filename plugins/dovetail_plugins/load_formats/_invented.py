@@ -15,8 +15,11 @@ BLOCK_VALUES = 2**20 - 3
 
 
 def invent(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
-    """Return uniform values of standard deviation SPREAD around 0, or around 1 for norms."""
+    """Return uniform values of standard deviation SPREAD around 0, or around 1 for norms. Long
+    integers are numbers of rows or experts: 0, which all have."""
     kind = dtype_of(dtype)
+    if kind == torch.int64:
+        return torch.zeros(shape, dtype=kind)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
     count = math.prod(shape)

@@ -53,6 +53,7 @@ RENAMES = (
     (".hc_attn_", ".attn_hc."),
     (".hc_ffn_", ".ffn_hc."),
     ("_hc.fn", "_hc.fn.weight"),
+    (".fn.weight.weight", ".fn.weight"),
     (".index_kpool_compress_gate", ".pool_gate.weight"),
     (".index_kpool_compress_ape", ".pool_bias"),
 )

@@ -53,6 +53,7 @@ RENAMES = (
     (".hc_attn_layer.hc_", ".attn_hc."),
     (".hc_mlp_layer.hc_", ".ffn_hc."),
     ("_hc.fn", "_hc.fn.weight"),
+    (".fn.weight.weight", ".fn.weight"),
     ("hc_head.hc_head_", "hc_head.hc_"),
     ("hc_head.hc_fn", "norm.head.fn.weight"),
     ("hc_head.hc_", "norm.head."),

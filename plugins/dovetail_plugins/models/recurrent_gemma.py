@@ -178,7 +178,9 @@ class RecurrentGemmaLayer(DecoderLayer):
 class RecurrentGemmaModel(HybridModel):
     """Embedding, layers and the last norm; layers know which tokens are the first."""
 
-    def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def layer_arguments(
+        self, x: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """Return which tokens are their rows' first. Shapes: x [T, E], positions [T] -> [T]"""
         return (positions == 0,)
 

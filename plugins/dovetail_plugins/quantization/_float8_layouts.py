@@ -70,6 +70,37 @@ class OutputScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFloats:
+    """4-bit floats (e2m1), two a byte, the first in the low bits; a scale for 32 inputs of an
+    output, a power of two. DeepSeek-V4's experts are stored so."""
+
+    name: str
+    group: int = 32
+
+    def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
+        """Return the weight [O, I / 2] and the scales [O, I / 32]."""
+        groups = spec.num_groups(self.group)
+        weight, scales = (
+            StoredTensor(
+                name=name, shape=(spec.out_size, size), dtype=dtype, output_axis=0, input_axis=1
+            )
+            for name, size, dtype in (
+                ("weight", spec.in_size // 2, "int8"),
+                (self.name, groups, "bfloat16"),
+            )
+        )
+        return weight, scales
+
+    def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
+        """Return the matrix."""
+        import torch
+
+        from dovetail_plugins.quantization._float_formats import e2m1_weight
+
+        return e2m1_weight(tensors["weight"].view(torch.uint8), tensors[self.name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockScale:
     """A scale for every block of outputs and inputs. `where` is the path of config.json."""
 

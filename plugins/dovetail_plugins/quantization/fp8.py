@@ -6,6 +6,7 @@ scale per output, the largest magnitude over 448; the head is not quantized. Sto
 memory. On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay
 float. Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme`
 "static" or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row.
+With `expert_dtype` "fp4" the stored experts are 4-bit floats (DeepSeek-V4).
 Source: AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
 https://huggingface.co/deepseek-ai/DeepSeek-V3).
 """
@@ -24,8 +25,9 @@ from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout
 from dovetail_plugins.layers.stored.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import float8_estimate, made_estimate
-from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
+from dovetail_plugins.quantization._float8_layouts import BlockScale, PackedFloats, WholeScale
 from dovetail_plugins.quantization._float8_rounding import CHOICES, rounds
+from dovetail_plugins.quantization.mxfp4 import EXPERTS
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
 """Unused scales: of activations, which have one per row here, and of a cache in float8."""
@@ -55,6 +57,7 @@ class Fp8(EitherMethod):
         if kind not in ("e4m3", "float8_e4m3fn"):
             raise self.refuse(f'fmt "{kind}" is not read; "e4m3" is.')
         self.block = self._block()
+        self.expert_type = self.config.get("expert_dtype") or model.hf_config.get("expert_dtype")
 
     def _block(self) -> tuple[int, int] | None:
         sizes = self.config.get("weight_block_size")
@@ -71,6 +74,8 @@ class Fp8(EitherMethod):
     def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of every layer that is stored in float8."""
         is_rounded = rounds(self.options.activations, spec)
+        if self.expert_type == "fp4" and EXPERTS in spec.name:
+            return PackedFloats(name="weight_scale_inv")
         if self.block is None:
             return WholeScale(has_float8_activations=is_rounded)
         return BlockScale(

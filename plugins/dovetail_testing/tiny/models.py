@@ -67,6 +67,12 @@ def randomize(model: Any, *, seed: int) -> None:
         for parameter in (*model.parameters(), *stored):
             width = 0.1 if parameter.dim() == 1 else 0.2
             parameter.add_(torch.randn(parameter.shape, generator=generator) * width)
+        for name, table in model.named_buffers():
+            if name.endswith("tid2eid"):  # which experts a token id picks
+                scores = model.get_parameter(name.replace("tid2eid", "weight"))
+                shape = (len(table), len(scores))
+                picked = torch.rand(shape, generator=generator).argsort(dim=-1)
+                table.copy_(picked[:, : table.shape[1]])
 
 
 def write_tiny_tokenizer(folder: str | Path, *, chat_template: str | None = None) -> Path:

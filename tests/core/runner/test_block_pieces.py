@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.interfaces.data.step import KVLayout, LatentLayer
+from dovetail.interfaces.data.step import EntryLayer, EntryPart, KVLayout, LatentLayer
 from dovetail.interfaces.kv_connector import Part
 from dovetail.layers.context import INDEX_KEYS, LATENTS
 from dovetail.runner.kv.allocation import layer_caches
@@ -35,6 +37,14 @@ def pieces(layout: KVLayout) -> Pieces:
 def block_of(layout: KVLayout, memory: list[torch.Tensor], block: int) -> np.ndarray:
     """Return a block's bytes of all tensors in a row."""
     return np.concatenate([one[block].numpy() for one in memory])
+
+
+def test_entries_are_not_cut() -> None:
+    parts = (EntryPart(name="a", size=3, tokens=4),)
+    layers = [EntryLayer(name="entries", parts=parts, dtype="float32")]
+    layout = plan_layout(layers, block_tokens=32, num_blocks=3)
+    with pytest.raises(ConfigError, match="other rates than tokens"):
+        Pieces(layout, layers, ReferenceAttention, RankSpec(), model_heads=4, unit_tokens=16)
 
 
 def test_a_block_counts_its_index_keys() -> None:

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
+from dovetail.interfaces.data.step import (
+    EntryLayer,
+    EntryPart,
+    KVGroup,
+    KVLayer,
+    KVLayout,
+    LatentLayer,
+)
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.runner.kv.allocation import allocate_tensors, group_of_layers, layer_caches
 from dovetail.runner.rows.block_table import BlockTable
@@ -38,6 +46,29 @@ def test_groups_share_tensors() -> None:
     )
     assert caches["a"].data_ptr() == caches["c"].data_ptr() != caches["b"].data_ptr()
     assert group_of_layers(LAYOUT) == {"a": 0, "b": 0, "c": 1}
+
+
+def test_entries_of_several_layers_share_blocks() -> None:
+    """One entry for every 4 tokens of a layer, one for every 24 of another; a window of tokens has
+    blocks of its own, of as many tokens."""
+    parts = (EntryPart(name="a", size=3, tokens=4), EntryPart(name="b", size=5, tokens=24))
+    entries = EntryLayer(name="entries", parts=parts, dtype="float32")
+    window = LatentLayer(name="last", size=2, index_size=1, dtype="float32", window_tokens=30)
+    layout = plan_layout([window, entries], block_tokens=16, num_blocks=4)
+    assert layout.block_tokens == 48  # of whole entries, and a multiple of 16
+    assert [group.window_tokens for group in layout.groups] == [None, 30]
+    assert layout.block_bytes == max(48 * 3, 12 * 3 + 2 * 5) * 4
+    memory = allocate_tensors(layout, CPU)
+    views = layer_caches(layout, [window, entries], BACKEND, memory)["entries"]
+    assert isinstance(views, dict)
+    assert {name: tuple(view.shape) for name, view in views.items()} == {
+        "a": (4, 12, 3),
+        "b": (4, 2, 5),
+    }
+    views["a"][1].fill_(2)
+    views["b"][1].fill_(7)
+    numbers = memory[0].view(torch.float32)[1, : 36 + 10]
+    assert numbers.tolist() == [2.0] * 36 + [7.0] * 10
 
 
 def test_larger_blocks_than_the_tensors_are_refused() -> None:

@@ -43,6 +43,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads and norms with gates": ("AXK2ForCausalLM", {}),
     "picked blocks": ("MiniMaxM3VLForCausalLM", {"index_topk_blocks": 2}),
     "latents with sinks, and streams": ("HYV4ForCausalLM", {"index_topk": 8, "index_n_heads": 8}),
+    "entries of several tokens": (
+        "DeepseekV4ForCausalLM",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+            "mlp_layer_types": ["moe", "hash_moe"],
+        },
+    ),
     "one matrix of all inputs": (
         "LaraMiniForCausalLM",
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},

@@ -10,6 +10,7 @@ of the first group. Cross-attention layers form groups that do not grow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.step import (
     CachedLayer,
     CrossLayer,
+    EntryLayer,
     KVGroup,
     KVLayout,
     StateLayer,
@@ -147,7 +149,7 @@ def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
         kinds.setdefault((cross, layer.window_tokens or 0), []).append(layer.name)
     if not kinds:
         return ()
-    size = _group_size([len(names) for names in kinds.values()])
+    size = group_size([len(names) for names in kinds.values()])
     return tuple(
         KVGroup(
             layers=tuple(names[start : start + size]),
@@ -159,7 +161,7 @@ def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
     )
 
 
-def _group_size(counts: Sequence[int]) -> int:
+def group_size(counts: Sequence[int]) -> int:
     """Return the layers per group that waste the least memory on padding of the last groups.
 
     At least the smallest kind's count; on a tie the larger size, for fewer groups.
@@ -174,8 +176,10 @@ def _group_size(counts: Sequence[int]) -> int:
 
 
 def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
-    """Return the tokens of a block, a multiple of `block_tokens`. If the model has states, that is
-    enough for keys and values to be as large as the largest state."""
+    """Return the tokens of a block, a multiple of `block_tokens`, and of the tokens of entries. If
+    the model has states, that is enough for keys and values to be as large as the largest state."""
+    units = (one.unit_tokens for one in layers if isinstance(one, EntryLayer))
+    block_tokens = math.lcm(block_tokens, *units)
     largest = max((block_bytes(one, 1) for one in layers if isinstance(one, StateLayer)), default=0)
     tokens = [block_bytes(one, 1) for one in layers if not isinstance(one, StateLayer)]
     if not largest or not tokens:

@@ -13,7 +13,9 @@ class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
     `conv_numbers` of a layer's latest inputs, and `state_numbers` that summarize all of them.
     `num_cross_layers` cache keys and values of `cross_rows` encoder rows (0: as many as there are
     tokens). `sources` gives for each layer the number of the layer whose keys and values it reads,
-    itself or an earlier one (empty: as the numbers above say). `second_heads` are the number of KV
+    itself or an earlier one (empty: as the numbers above say). `num_windowed_layers` cache as much
+    per token, but only of a row's last `windowed_tokens`. Blocks hold multiples of `unit_tokens`
+    tokens. `second_heads` are the number of KV
     heads and their size in layers that differ from ModelSpec (None: all layers are alike).
     """
 
@@ -26,6 +28,9 @@ class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_cross_layers: int = 0
     cross_rows: int = 0
     sources: tuple[int, ...] = ()
+    num_windowed_layers: int = 0
+    windowed_tokens: int = 0
+    unit_tokens: int = 1
     second_heads: tuple[int, int] | None = None
 
     @property

@@ -223,6 +223,7 @@ class LatentLayer(msgspec.Struct, frozen=True, kw_only=True, tag="latents"):
 
     With an indexer (DeepSeek-V3.2, 2025) an index key of `index_size` numbers per token is cached
     too (0: none). A block holds the latents of its tokens, followed by their index keys.
+    `window_tokens` None: the whole row is cached.
     """
 
     name: str
@@ -230,11 +231,40 @@ class LatentLayer(msgspec.Struct, frozen=True, kw_only=True, tag="latents"):
     dtype: str
     index_size: int = 0
     is_draft: bool = False
-    window_tokens: ClassVar[None] = None
+    window_tokens: int | None = None
 
     def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
         """Return the bytes of a block of `block_tokens` tokens."""
         return block_tokens * (self.size + self.index_size) * dtype_bytes
+
+
+class EntryPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One layer's entries: a name, the numbers of an entry, and how many tokens it covers."""
+
+    name: str
+    size: int
+    tokens: int
+
+
+class EntryLayer(msgspec.Struct, frozen=True, kw_only=True, tag="entries"):
+    """Entries that several layers make of every few tokens (compressed attention, DeepSeek-V4,
+    2026). A block holds the entries of its tokens, part by part. Every rank caches all of them.
+    """
+
+    name: str
+    parts: tuple[EntryPart, ...]
+    dtype: str
+    is_draft: ClassVar[bool] = False
+    window_tokens: ClassVar[None] = None
+
+    @property
+    def unit_tokens(self) -> int:
+        """Return the fewest tokens that are whole entries in all parts; blocks are multiples."""
+        return math.lcm(*(part.tokens for part in self.parts))
+
+    def block_bytes(self, block_tokens: int, dtype_bytes: int) -> int:
+        """Return the bytes of a block of `block_tokens` tokens."""
+        return sum(block_tokens // one.tokens * one.size for one in self.parts) * dtype_bytes
 
 
 class StatePart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -308,7 +338,7 @@ def tokens_beside_states(state_bytes: int, token_bytes: int, block_tokens: int) 
     return max(1, -(-state_bytes // (token_bytes * block_tokens))) * block_tokens
 
 
-CachedLayer = KVLayer | LatentLayer | StateLayer | CrossLayer
+CachedLayer = KVLayer | LatentLayer | EntryLayer | StateLayer | CrossLayer
 """What one layer caches of previous tokens, or of an encoder's output."""
 
 

@@ -19,6 +19,7 @@ from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import (
     CachedLayer,
     CrossLayer,
+    EntryLayer,
     KVGroup,
     KVLayer,
     KVLayout,
@@ -147,7 +148,7 @@ def _block_bytes(layout: KVLayout, layer: CachedLayer, backend: AttentionBackend
     match layer:
         case StateLayer():
             return layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
-        case LatentLayer():
+        case LatentLayer() | EntryLayer():
             return layer.block_bytes(layout.block_tokens, dtype_of(layer.dtype).itemsize)
         case CrossLayer():
             layer = layer.as_tokens
@@ -188,6 +189,8 @@ def _view(
             return _state_views(memory, layer)
         case LatentLayer():
             return _latent_views(memory[:, :used], layout.block_tokens, layer)
+        case EntryLayer():
+            return _entry_views(memory, layout.block_tokens, layer)
         case CrossLayer():
             layer = layer.as_tokens
     return _kv_view(memory, layout, layer, backend)
@@ -203,6 +206,19 @@ def _latent_views(memory: torch.Tensor, block_tokens: int, layer: LatentLayer) -
         return latents
     keys = numbers[:, end:].unflatten(1, (block_tokens, layer.index_size))
     return {LATENTS: latents, INDEX_KEYS: keys}
+
+
+def _entry_views(
+    memory: torch.Tensor, block_tokens: int, layer: EntryLayer
+) -> dict[str, torch.Tensor]:
+    """Return each part's entries by name. Shapes: memory [N, bytes] -> each [N, P / tokens,
+    size]"""
+    numbers, start, views = memory.view(dtype_of(layer.dtype)), 0, {}
+    for part in layer.parts:
+        shape = (block_tokens // part.tokens, part.size)
+        end = start + math.prod(shape)
+        views[part.name], start = numbers[:, start:end].unflatten(1, shape), end
+    return views
 
 
 def _kv_view(

@@ -19,7 +19,14 @@ from dovetail.interfaces.attention import AttentionBackend
 from dovetail.interfaces.data.kv_pieces import names_of, state_groups
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES, seal, unsealed
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.interfaces.data.step import CachedLayer, KVLayer, KVLayout, LatentLayer, StateLayer
+from dovetail.interfaces.data.step import (
+    CachedLayer,
+    EntryLayer,
+    KVLayer,
+    KVLayout,
+    LatentLayer,
+    StateLayer,
+)
 from dovetail.interfaces.kv_connector import Part
 from dovetail.layers.dtypes import dtype_of
 
@@ -226,6 +233,13 @@ def _sections(
     if isinstance(layer, LatentLayer):
         return _latent_sections(layer, start, block_tokens)
     size = layer.block_bytes(block_tokens, dtype_of(layer.dtype).itemsize)
+    if isinstance(layer, EntryLayer):
+        raise ConfigError(
+            f"the entries of {layer.name} come at other rates than tokens, and their blocks cannot "
+            "be cut.",
+            where="--kv-transfer-config.kv_unit_tokens",
+            fix="set it to 0: blocks are then exchanged whole, between equal engines.",
+        )
     assert isinstance(layer, KVLayer), "what an encoder wrote is never exchanged"
     if layer.num_kv_heads == 1 < num_ranks and model_heads > num_ranks:
         raise ConfigError(

@@ -91,10 +91,13 @@ def _own_bytes(
         block_tokens = STATE_BLOCK_TOKENS
     else:
         block_tokens = tokens_beside_states(state, per_token, LEAST_BLOCK_TOKENS)
+    block_tokens = -(-block_tokens // facts.unit_tokens) * facts.unit_tokens
     blocks = -(-num_tokens // block_tokens)
+    windowed = min(num_tokens, facts.windowed_tokens + step_tokens) + 3 * block_tokens
     attended = facts.num_attention_layers * per_token * (num_tokens + block_tokens)
     read = (facts.cross_rows or num_tokens) + block_tokens
     attended += facts.num_cross_layers * per_token * read
+    attended += facts.num_windowed_layers * per_token * windowed
     state_blocks = min(blocks, -(-(step_tokens - 1) // block_tokens) + 2)
     block = max(state, block_tokens * per_token) if facts.num_attention_layers else state
     return -(-attended // context_size) + facts.num_state_layers * (state_blocks + 1) * block
