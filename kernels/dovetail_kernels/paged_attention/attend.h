@@ -394,17 +394,19 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
     merge_parts(plan, unit, piece.head, parts, state);
 }
 
-// Returns 0, or 1 when memory cannot be had.
-template <class F>
-int attend(const AttentionArgs& args) {
+// Plans the call and runs its pieces: run(plan, piece, after) returns false where memory cannot be had.
+// `unit` is that of the cache's numbers; units of more than one query have `rows` rows at most. Returns 0,
+// or 1 without memory.
+template <class Run>
+int attend_in_pieces(const AttentionArgs& args, float unit, int64_t rows, const Run& run) {
   Plan plan{};
   plan.args = &args;
-  plan.score_scale = args.scale * args.k_scale * F::unit;
-  plan.value_scale = args.v_scale * F::unit;
+  plan.score_scale = args.scale * args.k_scale * unit;
+  plan.value_scale = args.v_scale * unit;
   plan.layout = Layout(args);
   plan.is_packed = is_packed(args.format);
   plan.group = args.num_heads / args.num_kv_heads;
-  plan.unit_rows = plan.group > kUnitRows ? plan.group : kUnitRows / plan.group * plan.group;
+  plan.unit_rows = plan.group > rows ? plan.group : rows / plan.group * plan.group;
   const int64_t most = plan.unit_rows / plan.group, heads = args.num_kv_heads;
   int64_t units = 0;
   for (int64_t row = 0; row < args.rows; ++row)
@@ -424,13 +426,22 @@ int attend(const AttentionArgs& args) {
   if (!plan.parts) return 1;
   int32_t has_failed = 0;
   parallel(plan.num_pieces, [&](int64_t task) {
-    Room room;
     const int64_t next = task + 1;
     const Piece* after = next < plan.num_pieces ? &plan.pieces[next] : nullptr;
-    if (get_room(plan, &room)) run_piece<F>(plan, plan.pieces[task], after, room);
-    else __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
+    if (!run(plan, plan.pieces[task], after)) __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
   });
   return has_failed;
+}
+
+// Returns 0, or 1 when memory cannot be had.
+template <class F>
+int attend(const AttentionArgs& args) {
+  return attend_in_pieces(args, F::unit, kUnitRows, [](const Plan& plan, const Piece& piece, const Piece* after) {
+    Room room;
+    const bool has_room = get_room(plan, &room);
+    if (has_room) run_piece<F>(plan, piece, after, room);
+    return has_room;
+  });
 }
 
 }  // namespace attention
