@@ -2,12 +2,15 @@
 // rounded to it, as for products of pairs.
 //
 // A cell's keys already lie as AMX reads them: 16 pairs of 16 keys are a tile. A tile of values takes two
-// cells, so a unit copies those of a partition, once for all of its rows. Groups of 32 rows go through
-// three stages, each one group after the one before: scores, weights, weighted values. Products of tiles
-// run beside vectors, so the rows of one group are weighed between the products of two others.
+// cells, so a unit copies those of a partition, once for all of its rows. A group of 32 rows meets a
+// partition in blocks of keys, each of which goes through three stages: scores, weights, weighted values.
+// Products of tiles run beside vectors, so one block is weighed between the products of two others. All
+// that a group needs fits a core's first cache.
 //
-// Every number has one order of sums: a score's over D and a value's over the keys of a partition in steps
-// of 32, with weights of 0 for keys that a row does not see. So a row's numbers are its own.
+// A row's weights are e^(s - top), where its top is the largest score of its first block, and of a later
+// one if that is larger by kSlack. Every number has one order of sums: a score's over D and a value's over
+// keys in steps of 32, from the partition's first, with weights of 0 for keys that the row does not see. So
+// a row's numbers are its own.
 
 #include "paged_attention/attend.h"
 
@@ -23,14 +26,17 @@ namespace {
 using namespace amx_tiles;
 
 constexpr int64_t kUnitRowsByTiles = 256;  // share the copy of the values
+constexpr int64_t kTilePartition = 2 * kPartition;
+constexpr int64_t kTileCells = kTilePartition / kCell;
 constexpr int64_t kGroupRows = 2 * kRows;
-constexpr int kAtWork = 3;                 // groups, one in each stage
-constexpr int64_t kStep = 32;              // inputs of a product of tiles
-constexpr int64_t kBlocks = kPartition / kStep;
-constexpr int64_t kScoreRow = kPartition * 4 + 64;  // bytes: rows do not share cache sets
-constexpr int64_t kLinesAProduct = 4;     // of the next partition, asked for meanwhile
+constexpr int64_t kStep = 32;        // inputs of a product of tiles
+constexpr int64_t kBlockKeys = 64;
+constexpr int64_t kBlockSteps = kBlockKeys / kStep, kPartitionSteps = kTilePartition / kStep;
+constexpr int kAtWork = 3;           // blocks, one in each stage
+constexpr int64_t kScoreRow = kBlockKeys * 4 + 64;  // bytes: rows do not share cache sets
 constexpr int64_t kHalfTile = kTileBytes / 2;
 constexpr float kLog2E = 1.44269504f;
+constexpr float kSlack = 5.5f;       // weights are at most e^5.5
 
 // 2^x of a weight, relative error below 3e-6, 0 for what is far below 0; a NaN stays one.
 DT_INLINE Vec power_of_two(Vec x) {
@@ -62,9 +68,29 @@ template <int T> DT_INLINE void clear_sums() {
   clear_tile<0>(), clear_tile<1>();
   if (T == 2) clear_tile<2>(), clear_tile<3>();
 }
+template <int T> DT_INLINE void load_sums(const char* from, int64_t stride) {
+  load_tile<0>(from, stride), load_tile<1>(from + 64, stride);
+  if (T == 2) load_tile<2>(from + kRows * stride, stride), load_tile<3>(from + kRows * stride + 64, stride);
+}
 template <int T> DT_INLINE void store_sums(char* to, int64_t stride) {
   store_tile<0>(to, stride), store_tile<1>(to + 64, stride);
   if (T == 2) store_tile<2>(to + kRows * stride, stride), store_tile<3>(to + kRows * stride + 64, stride);
+}
+
+// The largest numbers of sixteen registers, in order.
+DT_INLINE Vec largest_of_each(const Vec* x) {
+  Vec pairs[8], fours[4];
+  for (int i = 0; i < 8; ++i)
+    pairs[i] = max(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+    fours[i] = max(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto both = [](Vec a, Vec b) {
+    return max(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  };
+  const Vec low = both(fours[0], fours[1]), high = both(fours[2], fours[3]);
+  return max(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
 // A thread's memory for one piece.
@@ -72,17 +98,20 @@ struct TileRoom {
   int64_t *first, *last;  // [rows]
   Added* added;           // [rows]
   char* q;                // [rows / 16][D / 32] tiles
-  float *state, *values;  // that of the unit; [kGroupRows][D in whole steps]
-  char *scores, *tiles;   // of three groups; [D / 16][kBlocks] tiles of values
-  char* last_keys;        // [kCells] tiles of keys, where the last step has half its inputs
+  float *state, *values;  // of the unit; of a group, [kGroupRows, D in whole steps, a line]
+  float* spare;           // as `values`, twice
+  char *scores, *tiles;   // of kAtWork blocks; [D / 16][kPartitionSteps] tiles of values
+  char* last_keys;        // [kTileCells] tiles of keys, where the last step has half its inputs
 };
+
+DT_INLINE int64_t value_row(int64_t size) { return divide_up(size, kStep) * kStep + kCell; }
 
 inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   const int64_t size = plan.args->head_size, rows = divide_up(plan.unit_rows, kGroupRows) * kGroupRows;
-  const int64_t wide = divide_up(size, kStep) * kStep;
+  const int64_t wide = divide_up(size, kStep) * kStep, values = kGroupRows * value_row(size) * 4;
   const int64_t counts[] = {rows * 8, rows * 8, rows * static_cast<int64_t>(sizeof(Added)), rows * wide * 2,
-                            rows * (size + 2) * 4, kGroupRows * wide * 4, kAtWork * kGroupRows * kScoreRow,
-                            wide / kCell * kBlocks * kTileBytes, kCells * kTileBytes};
+                            rows * (size + 2) * 4, values, 2 * values, kAtWork * kGroupRows * kScoreRow,
+                            wide / kCell * kPartitionSteps * kTileBytes, kTileCells * kTileBytes};
   constexpr int kParts = sizeof counts / sizeof *counts;
   int64_t bytes = 0;
   for (const int64_t count : counts) bytes += divide_up(count, 64) * 64;
@@ -90,47 +119,55 @@ inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   if (!at) return false;
   char* places[kParts];
   for (int i = 0; i < kParts; at += divide_up(counts[i], 64) * 64, ++i) places[i] = at;
+  const auto floats = [&](int i) { return reinterpret_cast<float*>(places[i]); };
   *room = {reinterpret_cast<int64_t*>(places[0]), reinterpret_cast<int64_t*>(places[1]),
-           reinterpret_cast<Added*>(places[2]), places[3], reinterpret_cast<float*>(places[4]),
-           reinterpret_cast<float*>(places[5]), places[6], places[7], places[8]};
+           reinterpret_cast<Added*>(places[2]), places[3], floats(4), floats(5), floats(6), places[7],
+           places[8], places[9]};
   return true;
 }
 
-// Some rows of a unit in a partition, on their way through the stages.
-struct Group {
-  int64_t partition, start, rows;
-  int64_t first_block, last_block;  // of kStep keys, that some row sees
-  bool is_whole;                    // all rows see all keys of the partition
-  char* scores;                     // [kGroupRows][kScoreRow], then weights where a row begins
-  const char* cells[kCells];
-  float top[kGroupRows], total[kGroupRows];
-  DT_INLINE int64_t blocks() const { return last_block - first_block; }
-  DT_INLINE char* row(int64_t i) const { return scores + i * kScoreRow; }
+// The cells of a partition.
+struct Cells {
+  int64_t partition;
+  const char* at[kTileCells];
 };
 
-// One piece: its groups of rows, partition by partition.
+// A group of rows and a block of keys, on its way through the stages.
+struct Block {
+  const Cells* cells;
+  int64_t start, rows;      // of the unit
+  int64_t step, steps;      // of kStep keys, counted in the partition, that some row sees
+  bool is_first, is_last;   // of the group's in the partition
+  bool is_whole;            // all rows see all of these keys
+  bool rescales;            // what was added up before
+  char* scores;             // [kGroupRows][kScoreRow], then weights where a row begins
+  alignas(64) float factors[kGroupRows], top[kGroupRows], total[kGroupRows];
+  DT_INLINE char* row(int64_t i) const { return scores + i * kScoreRow; }
+  DT_INLINE float* row_scores(int64_t i) const { return reinterpret_cast<float*>(row(i)); }
+  DT_INLINE int64_t first_key() const { return cells->partition * kTilePartition + step * kStep; }
+};
+
+// One piece: partition by partition, group by group, block by block.
 class Work {
  public:
   Work(const Plan& plan, const Piece& piece, const Piece* after, const TileRoom& room)
       : plan_(plan), args_(*plan.args), unit_(plan.units[piece.unit]), piece_(piece), after_(after), room_(room),
         size_(args_.head_size), rows_(unit_.queries * plan.group), steps_(divide_up(size_, kStep)),
+        value_row_(value_row(size_)), is_shaped_(args_.soft_cap > 0 || args_.bias || args_.slopes),
         state_(state_at(room.state, rows_, size_)), number_(piece.unit * args_.num_kv_heads + piece.head) {
-    for (int i = 0; i < kAtWork; ++i) groups_[i].scores = room.scores + i * kGroupRows * kScoreRow;
+    for (int i = 0; i < kAtWork; ++i) blocks_[i].scores = room.scores + i * kGroupRows * kScoreRow;
   }
 
   void run() {
     const Registers registers(rows_);
     for (int64_t i = 0; i < rows_; ++i) state_.total[i] = 0;
     pack_rows();
-    int64_t count = 0;
+    find_all(unit_, piece_.head, piece_.first, next_);
     for (int64_t p = piece_.first; p < piece_.first + piece_.count; ++p) {
       begin(p);
-      for (int64_t start = 0; start < rows_; start += kGroupRows) {
-        Group* const fresh = &groups_[count % kAtWork];
-        if (!see_group(p, start, fresh)) continue;
-        advance(fresh);
-        ++count;
-      }
+      const int64_t before = count_;
+      for (int64_t start = 0; start < rows_; start += kGroupRows) meet(start);
+      if (count_ > before) cells_ = &at_work_[(cells_ - at_work_ + 1) % kAtWork];
     }
     advance(nullptr);
     advance(nullptr);
@@ -146,16 +183,20 @@ class Work {
   const Piece& piece_;
   const Piece* after_;
   const TileRoom& room_;
-  const int64_t size_, rows_, steps_;
+  const int64_t size_, rows_, steps_, value_row_;
+  const bool is_shaped_;
   const State state_;
   const int64_t number_;
   int64_t most_first_ = 0, least_last_ = INT64_MAX;  // all rows see what lies between
-  Group groups_[kAtWork];
-  Group *scored_ = nullptr, *weighed_ = nullptr;
-  const char *cells_[kCells], *next_[kCells];
-  int64_t asked_ = 0, lines_ = 0;  // of the next partition, asked for and in all
-  int64_t copied_ = -1;            // the partition whose values are in tiles
-  bool is_spoiled_ = false;        // some of them are no finite numbers, and not for all rows
+  Block blocks_[kAtWork];
+  int64_t count_ = 0;  // blocks begun
+  Block *scored_ = nullptr, *weighed_ = nullptr;
+  alignas(64) float top_[kGroupRows], sums_[kGroupRows][kLanes];  // of the group that is weighed
+  Cells at_work_[kAtWork], *cells_ = at_work_;
+  const char* next_[kTileCells];
+  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next partition: asked for, in all, beside a product
+  int64_t copied_ = -1;      // the partition whose values are in tiles
+  bool is_spoiled_ = false;  // some of them are no finite numbers, and not for all rows
 
   DT_INLINE bool has_half_step() const { return size_ % kStep; }
 
@@ -189,73 +230,84 @@ class Work {
 
   // The cells of a partition; in the place of those that the unit does not see, one that it does.
   void find_all(const Unit& unit, int64_t head, int64_t partition, const char** found) const {
-    const int64_t base = partition * kPartition;
+    const int64_t base = partition * kTilePartition;
     const int64_t first = unit.first_key > base ? (unit.first_key - base) / kCell : 0;
     find_cells(plan_, unit, head, base, found);
     for (int64_t c = 0; c < first; ++c) found[c] = found[first];
-    for (int64_t c = divide_up(unit.end_key - base, kCell); c < kCells; ++c) found[c] = found[first];
+    for (int64_t c = divide_up(unit.end_key - base, kCell); c < kTileCells; ++c) found[c] = found[first];
   }
 
   void begin(int64_t partition) {
-    if (partition == piece_.first) find_all(unit_, piece_.head, partition, next_);
-    memcpy(cells_, next_, sizeof next_);
+    cells_->partition = partition;
+    memcpy(cells_->at, next_, sizeof next_);
     asked_ = 0;
-    lines_ = kCells * (plan_.layout.cell_bytes / kLineBytes);
+    lines_ = kTileCells * (plan_.layout.cell_bytes / kLineBytes);
+    share_ = divide_up(lines_, 2 * steps_ * kPartitionSteps * divide_up(rows_, kGroupRows));
     if (partition + 1 < piece_.first + piece_.count) find_all(unit_, piece_.head, partition + 1, next_);
     else if (after_) find_all(plan_.units[after_->unit], after_->head, after_->first, next_);
     else lines_ = 0;
     if (!has_half_step()) return;
-    for (int64_t c = 0; c < kCells; ++c) {
+    for (int64_t c = 0; c < kTileCells; ++c) {
       char* to = room_.last_keys + c * kTileBytes;
-      memcpy(to, cells_[c] + (steps_ - 1) * kTileBytes, kHalfTile);
+      memcpy(to, cells_->at[c] + (steps_ - 1) * kTileBytes, kHalfTile);
       memset(to + kHalfTile, 0, kHalfTile);
     }
   }
 
-  // Says what some of the rows see of a partition; returns whether that is anything.
-  bool see_group(int64_t partition, int64_t start, Group* group) const {
-    const int64_t left = rows_ - start;
-    group->partition = partition;
-    group->start = start;
-    group->rows = left < kGroupRows ? left : kGroupRows;
-    group->first_block = kBlocks;
-    group->last_block = 0;
-    group->is_whole = true;
-    memcpy(group->cells, cells_, sizeof cells_);
-    for (int64_t i = 0; i < group->rows; ++i) {
-      const Span own = span(*group, i);
-      group->is_whole &= own.first == 0 && own.last == kPartition;
-      group->total[i] = 0;
-      if (own.empty()) continue;
-      const int64_t first = own.first / kStep, last = divide_up(own.last, kStep);
-      group->first_block = first < group->first_block ? first : group->first_block;
-      group->last_block = last > group->last_block ? last : group->last_block;
-    }
-    if (group->last_block > group->first_block) return true;
-    if (unit_.pieces > 1) memset(part(partition).total + start, 0, group->rows * sizeof(float));
-    return false;
-  }
-  DT_INLINE Span span(const Group& group, int64_t i) const {
-    const int64_t base = group.partition * kPartition;
-    const int64_t a = room_.first[group.start + i] - base, b = room_.last[group.start + i] - base;
-    return {static_cast<int>(a > 0 ? a : 0), static_cast<int>(b < kPartition ? b : kPartition)};
+  // The keys of a block, or of the partition, that a row sees.
+  DT_INLINE Span span(int64_t row, int64_t base, int64_t keys) const {
+    const int64_t a = room_.first[row] - base, b = room_.last[row] - base;
+    return {static_cast<int>(a > 0 ? a : 0), static_cast<int>(b < keys ? b : keys)};
   }
   DT_INLINE State part(int64_t partition) const {
     float* parts = plan_.parts + plan_.parts_at[number_];
     return state_at(parts + (partition - unit_.first) * rows_ * (size_ + 2), rows_, size_);
   }
 
-  // Scores of a fresh group, or of none; weights of the one before it; values of the one before that.
-  void advance(Group* fresh) {
-    Group *const weighed = scored_, *const valued = weighed_;
-    const int64_t products = (fresh ? fresh->blocks() * steps_ : 0) + (valued ? valued->blocks() * steps_ : 0);
-    const int64_t rows = weighed ? weighed->rows : 0;
-    const int64_t share = products ? (rows << 16) / products : 0;
+  // A group of rows meets the partition.
+  void meet(int64_t start) {
+    const int64_t base = cells_->partition * kTilePartition, left = rows_ - start;
+    const int64_t rows = left < kGroupRows ? left : kGroupRows;
+    Span any{static_cast<int>(kTilePartition), 0}, all{0, static_cast<int>(kTilePartition)};
+    for (int64_t i = start; i < start + rows; ++i) {
+      const Span own = span(i, base, kTilePartition);
+      all.first = own.first > all.first ? own.first : all.first;
+      all.last = own.last < all.last ? own.last : all.last;
+      if (own.empty()) continue;
+      any.first = own.first < any.first ? own.first : any.first;
+      any.last = own.last > any.last ? own.last : any.last;
+    }
+    if (any.empty()) {
+      if (unit_.pieces > 1) memset(part(cells_->partition).total + start, 0, rows * sizeof(float));
+      return;
+    }
+    const int64_t first = any.first / kBlockKeys * kBlockKeys;
+    for (int64_t key = first; key < any.last; key += kBlockKeys, ++count_) {
+      Block* const fresh = &blocks_[count_ % kAtWork];
+      const int64_t from = key > any.first ? key : any.first;
+      const int64_t to = key + kBlockKeys < any.last ? key + kBlockKeys : any.last;
+      fresh->cells = cells_;
+      fresh->start = start;
+      fresh->rows = rows;
+      fresh->step = from / kStep;
+      fresh->steps = divide_up(to, kStep) - fresh->step;
+      fresh->is_first = key == first;
+      fresh->is_last = key + kBlockKeys >= any.last;
+      fresh->is_whole = all.first <= fresh->step * kStep && all.last >= (fresh->step + fresh->steps) * kStep;
+      advance(fresh);
+    }
+  }
+
+  // Scores of a fresh block, or of none; weights of the one before it; values of the one before that.
+  void advance(Block* fresh) {
+    Block *const weighed = scored_, *const valued = weighed_;
+    const int64_t products = ((fresh ? fresh->steps : 0) + (valued ? valued->steps : 0)) * steps_;
+    const int64_t rows = weighed ? weighed->rows : 0, share = products ? (rows << 16) / products : 0;
     int64_t due = 0, done = 0;
     const auto beside = [&] {
       due += share;
       for (; done < due >> 16; ++done) weigh_row(weighed, done);
-      ask(kLinesAProduct);
+      ask();
     };
     if (fresh) {
       if (fresh->rows > kRows) score<2>(*fresh, beside);
@@ -268,146 +320,189 @@ class Work {
   }
 
   // Asks for lines of the next partition.
-  DT_INLINE void ask(int64_t count) {
+  DT_INLINE void ask() {
     if (asked_ >= lines_) return;
     const int64_t in_cell = plan_.layout.cell_bytes / kLineBytes, c = asked_ / in_cell;
     const char* at = next_[c] + (asked_ - c * in_cell) * kLineBytes;
-    for (int64_t i = 0; i < count; ++i) __builtin_prefetch(at + i * kLineBytes, 0, 2);
-    asked_ += count;
+    for (int64_t i = 0; i < share_; ++i) __builtin_prefetch(at + i * kLineBytes, 0, 2);
+    asked_ += share_;
   }
 
-  template <int T, class Beside> void score(const Group& group, const Beside& beside) const {
-    const char* a = room_.q + group.start / kRows * steps_ * kTileBytes;
-    for (int64_t block = group.first_block; block < group.last_block; ++block) {
+  template <int T, class Beside> void score(const Block& block, const Beside& beside) const {
+    const char* a = room_.q + block.start / kRows * steps_ * kTileBytes;
+    for (int64_t i = 0; i < block.steps; ++i) {
       clear_sums<T>();
-      const char *const *pair = cells_ + 2 * block;
+      const int64_t c = 2 * (block.step + i);
+      const char *const *pair = block.cells->at + c;
       for (int64_t s = 0; s < steps_; ++s) {
         const bool is_half = has_half_step() && s + 1 == steps_;
-        const char* w0 = is_half ? room_.last_keys + 2 * block * kTileBytes : pair[0] + s * kTileBytes;
-        const char* w1 = is_half ? room_.last_keys + (2 * block + 1) * kTileBytes : pair[1] + s * kTileBytes;
+        const char* w0 = is_half ? room_.last_keys + c * kTileBytes : pair[0] + s * kTileBytes;
+        const char* w1 = is_half ? room_.last_keys + (c + 1) * kTileBytes : pair[1] + s * kTileBytes;
         multiply_tiles<T>(a + s * kTileBytes, 64, steps_ * kTileBytes, w0, w1);
         beside();
       }
-      store_sums<T>(group.scores + block * kStep * 4, kScoreRow);
+      store_sums<T>(block.scores + i * kStep * 4, kScoreRow);
     }
   }
 
-  // A row's scores become the weights e^(s - top), rounded; those of keys that it does not see become 0.
-  void weigh_row(Group* group, int64_t i) const {
-    char* const row = group->row(i);
-    float* const s = reinterpret_cast<float*>(row);
-    const int64_t first = group->first_block, last = group->last_block;
-    if (!group->is_whole || args_.soft_cap > 0 || args_.bias || args_.slopes) {
-      if (!shape_row(*group, i, s)) return;
-    }
-    Vec most[2] = {set1(kHidden), set1(kHidden)};
-    for (int64_t b = first; b < last; ++b)
-      for (int j = 0; j < 2; ++j) most[j] = max(most[j], load(s + b * kStep + j * kLanes));
-    const float top = largest(max(most[0], most[1]));
-    const Vec by = set1(kLog2E), less = set1(-top * kLog2E);
+  // A row's scores become its weights, rounded; those of keys that it does not see become 0.
+  DT_INLINE void weigh_row(Block* block, int64_t i) {
+    if (i % kRows == 0) set_tops(block, i);
+    char* const row = block->row(i);
+    const float* const s = block->row_scores(i);
+    const Vec by = set1(kLog2E), less = set1(-top_[i] * kLog2E);
     const IVec ones = iset1(0x3f803f80);
-    Vec sums = zero();
-    for (int64_t b = first; b < last; ++b) {
+    Vec sums = load(sums_[i]);
+    const auto weigh = [&](int64_t b) {
       const Vec low = power_of_two(fma(load(s + b * kStep), by, less));
       const Vec high = power_of_two(fma(load(s + b * kStep + kLanes), by, less));
       const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
       istore(row + b * 64, (IVec)pairs);
       sums = _mm512_dpbf16_ps(sums, pairs, (__m512bh)ones);
-    }
-    group->top[i] = top;
-    group->total[i] = sum(sums);
+    };
+    if (block->steps == kBlockSteps)
+      for (int b = 0; b < kBlockSteps; ++b) weigh(b);
+    else
+      for (int64_t b = 0; b < block->steps; ++b) weigh(b);
+    store(sums_[i], sums);
+    if (!block->is_last) return;
+    block->top[i] = top_[i];
+    block->total[i] = sum(sums);
   }
 
-  // Adds biases to a row's scores, caps them and hides those of keys that it does not see. Returns false
-  // where it sees none: its weights are 0 then.
-  bool shape_row(const Group& group, int64_t i, float* s) const {
-    const Span own = span(group, i);
-    const int64_t begin = group.first_block * kStep, end = group.last_block * kStep;
-    if (own.empty()) {
-      memset(group.row(i) + begin * 2, 0, (end - begin) * 2);
-      return false;
+  // The tops of the sixteen rows from row `i` of a block on.
+  void set_tops(Block* block, int64_t i) {
+    if (block->is_first) {
+      store(top_ + i, set1(kHidden));
+      for (int64_t r = i; r < i + kRows; ++r) store(sums_[r], zero());
     }
-    if (args_.bias || args_.slopes)
-      add_positions(s, own.first, own.last, group.partition * kPartition, room_.added[group.start + i]);
-    if (args_.soft_cap > 0)
-      for (int64_t k = begin; k < end; k += kLanes) store(s + k, capped(load(s + k), args_.soft_cap));
-    for (int64_t k = begin; k < own.first; ++k) s[k] = kHidden;
-    for (int64_t k = own.last; k < end; ++k) s[k] = kHidden;
-    return true;
+    if (i == 0) block->rescales = false;
+    if (!block->is_whole || is_shaped_)
+      for (int64_t r = i; r < i + kRows && r < block->rows; ++r) shape_row(*block, r);
+    Vec most[kRows];
+    const int64_t keys = block->steps * kStep;
+    for (int r = 0; r < kRows; ++r) {
+      const float* s = block->row_scores(i + r);
+      Vec x = max(load(s), load(s + kLanes));
+      for (int64_t k = kStep; k < keys; k += kStep) x = max(x, max(load(s + k), load(s + k + kLanes)));
+      most[r] = x;
+    }
+    const Vec peaks = largest_of_each(most), old = load(top_ + i);
+    const __mmask16 rises = _mm512_cmp_ps_mask(peaks, add(old, set1(kSlack)), _CMP_GT_OQ);
+    if (!rises) return;
+    const Vec top = _mm512_mask_mov_ps(old, rises, peaks);
+    store(top_ + i, top);
+    if (block->is_first) return;
+    if (!block->rescales)
+      for (int r = 0; r < kGroupRows; r += kLanes) store(block->factors + r, set1(1.0f));
+    block->rescales = true;
+    store(block->factors + i, exp(sub(old, top)));
+    for (int64_t r = i; r < i + kRows; ++r)
+      store(sums_[r], mul(load(sums_[r]), set1(block->factors[r])));
   }
 
-  template <class Beside> void value(Group* group, const Beside& beside) {
-    const int64_t base = group->partition * kPartition;
-    if (copied_ != group->partition) {
-      is_spoiled_ = copy_values(*group, unit_.first_key - base, unit_.end_key - base) &&
-                    (base < most_first_ || base + kPartition > least_last_);
-      copied_ = group->partition;
+  // Adds biases to a row's scores, caps them and hides those of keys that it does not see.
+  void shape_row(const Block& block, int64_t i) const {
+    float* const s = block.row_scores(i);
+    const int64_t keys = block.steps * kStep;
+    const Span own = span(block.start + i, block.first_key(), keys);
+    if (!own.empty()) {
+      if (args_.bias || args_.slopes)
+        add_positions(s, own.first, own.last, block.first_key(), room_.added[block.start + i]);
+      if (args_.soft_cap > 0)
+        for (int64_t k = 0; k < keys; k += kLanes) store(s + k, capped(load(s + k), args_.soft_cap));
     }
-    if (!is_spoiled_ || group->is_whole) {
-      add_values(*group, beside);
-      for (int64_t i = 0; i < group->rows; ++i) merge(*group, i);
-      return;
+    for (int64_t k = 0; k < keys; ++k)
+      if (k < own.first || k >= own.last) s[k] = -INFINITY;
+  }
+
+  template <class Beside> void value(Block* block, const Beside& beside) {
+    const int64_t base = block->cells->partition * kTilePartition;
+    if (copied_ != block->cells->partition) {
+      is_spoiled_ = copy_values(*block->cells, unit_.first_key - base, unit_.end_key - base) &&
+                    (base < most_first_ || base + kTilePartition > least_last_);
+      copied_ = block->cells->partition;
     }
-    for (int64_t i = 0; i < group->rows; ++i) {  // each meets the values that it sees
-      const Span own = span(*group, i);
-      copy_values(*group, own.first, own.last);
-      add_values(*group, [] {});
-      merge(*group, i);
+    if (!block->is_first && block->rescales)
+      for (int64_t i = 0; i < block->rows; ++i) {
+        float* row = room_.values + i * value_row_;
+        for (int64_t d = 0; d < size_; d += kLanes) store(row + d, mul(load(row + d), set1(block->factors[i])));
+      }
+    if (is_spoiled_ && !block->is_whole) add_seen_values(*block);
+    else add_values(*block, beside);
+    if (!block->is_last) return;
+    for (int64_t i = 0; i < block->rows; ++i) merge(*block, i);
+  }
+
+  // Each row meets no values but those that it sees.
+  void add_seen_values(const Block& block) {
+    const int64_t base = block.cells->partition * kTilePartition, count = kGroupRows * value_row_;
+    float *const before = room_.spare, *const after = before + count;
+    memcpy(before, room_.values, count * sizeof(float));
+    for (int64_t i = 0; i < block.rows; ++i) {
+      const Span own = span(block.start + i, base, kTilePartition);
+      copy_values(*block.cells, own.first, own.last);
+      memcpy(room_.values, before, count * sizeof(float));
+      add_values(block, [] {});
+      memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
     }
+    memcpy(room_.values, after, count * sizeof(float));
     copied_ = -1;
-    for (int64_t n = group->blocks() * steps_; n-- > 0;) beside();
   }
 
-  template <class Beside> void add_values(const Group& group, const Beside& beside) const {
-    if (group.rows > kRows) weigh_values<2>(group, beside);
-    else weigh_values<1>(group, beside);
+  template <class Beside> void add_values(const Block& block, const Beside& beside) const {
+    if (block.rows > kRows) add_products_of<2>(block, beside);
+    else add_products_of<1>(block, beside);
   }
-  template <int T, class Beside> void weigh_values(const Group& group, const Beside& beside) const {
-    const int64_t row_bytes = steps_ * kStep * 4;
+  template <int T, class Beside> void add_products_of(const Block& block, const Beside& beside) const {
     for (int64_t d = 0; d < steps_; ++d) {
-      clear_sums<T>();
-      const char* w = room_.tiles + 2 * d * kBlocks * kTileBytes;
-      for (int64_t b = group.first_block; b < group.last_block; ++b) {
-        multiply_tiles<T>(group.scores + b * 64, kScoreRow, kRows * kScoreRow, w + b * kTileBytes,
-                          w + (kBlocks + b) * kTileBytes);
+      char* const sums = reinterpret_cast<char*>(room_.values + d * kStep);
+      if (block.is_first) clear_sums<T>();
+      else load_sums<T>(sums, value_row_ * 4);
+      const char* w = room_.tiles + (2 * d * kPartitionSteps + block.step) * kTileBytes;
+      for (int64_t b = 0; b < block.steps; ++b) {
+        multiply_tiles<T>(block.scores + b * 64, kScoreRow, kRows * kScoreRow, w + b * kTileBytes,
+                          w + (kPartitionSteps + b) * kTileBytes);
         beside();
       }
-      store_sums<T>(reinterpret_cast<char*>(room_.values) + d * kStep * 4, row_bytes);
+      store_sums<T>(sums, value_row_ * 4);
     }
   }
 
   // Tiles of the values of a partition's keys first .. last - 1, zeros for others. Returns whether some are
   // no finite numbers.
-  bool copy_values(const Group& group, int64_t first, int64_t last) const {
+  bool copy_values(const Cells& cells, int64_t first, int64_t last) const {
     const IVec exponents = iset1(0x7f807f80);
     __mmask32 spoiled = 0;
-    for (int64_t c = 0; c < kCells; ++c) {
-      const char* from = group.cells[c] + plan_.layout.values_at;
+    for (int64_t c = 0; c < kTileCells; ++c) {
+      const char* from = cells.at[c] + plan_.layout.values_at;
       char* to = room_.tiles + c / 2 * kTileBytes + c % 2 * kHalfTile;
+      IVec seen[kCell / 2];
       for (int64_t k = 0; k < kCell; k += 2) {
         const int64_t key = c * kCell + k;
-        const uint32_t seen = (key >= first && key < last ? 0xffff : 0) |
+        const uint32_t pair = (key >= first && key < last ? 0xffff : 0) |
                               (key + 1 >= first && key + 1 < last ? 0xffff0000 : 0);
-        const IVec mask = iset1(static_cast<int32_t>(seen));
-        for (int64_t d = 0; d < size_ / kCell; ++d) {
-          const IVec x = iand(mask, iload(from + d * kCell * kCell * 2 + k * 32));
-          spoiled |= _mm512_cmpeq_epi16_mask(iand(x, exponents), exponents);
-          istore(to + d * kBlocks * kTileBytes + k * 32, x);
-        }
+        seen[k / 2] = iset1(static_cast<int32_t>(pair));
       }
+      for (int64_t d = 0; d < size_ / kCell; ++d, from += kHalfTile, to += kPartitionSteps * kTileBytes)
+        for (int k = 0; k < kCell / 2; ++k) {
+          const IVec x = iand(seen[k], iload(from + k * 64));
+          spoiled |= _mm512_cmpeq_epi16_mask(iand(x, exponents), exponents);
+          istore(to + k * 64, x);
+        }
     }
     return spoiled;
   }
 
-  DT_INLINE void merge(const Group& group, int64_t i) const {
-    const float* values = room_.values + i * steps_ * kStep;
-    const int64_t row = group.start + i;
+  DT_INLINE void merge(const Block& block, int64_t i) const {
+    const float* values = room_.values + i * value_row_;
+    const int64_t row = block.start + i;
     if (unit_.pieces == 1)
-      return merge_row(state_, row, values, group.top[i], group.total[i], size_);
-    const State own = part(group.partition);
+      return merge_row(state_, row, values, block.top[i], block.total[i], size_);
+    const State own = part(block.cells->partition);
     memcpy(own.values + row * size_, values, size_ * sizeof(float));
-    own.top[row] = group.top[i];
-    own.total[row] = group.total[i];
+    own.top[row] = block.top[i];
+    own.total[row] = block.total[i];
   }
 };
 
@@ -420,7 +515,7 @@ int attend_tiles(const AttentionArgs& args) {
     if (has_room) Work(plan, piece, after, room).run();
     return has_room;
   };
-  return attend_in_pieces(args, 1.0f, kUnitRowsByTiles, run);
+  return attend_in_pieces(args, 1.0f, kUnitRowsByTiles, kTilePartition, run);
 }
 
 }  // namespace attention
