@@ -1,14 +1,15 @@
 // Attention by products of tiles (AMX) over keys in bfloat16; queries, and the softmax's weights, are
 // rounded to it, as for products of pairs.
 //
-// A cell's keys already lie as AMX reads them: 16 pairs of 16 keys are a tile. A tile of values takes two
-// cells, so a unit copies those of a partition, once for all of its rows. A group of 32 rows meets a
-// partition in blocks of keys, each of which goes through three stages: scores, weights, weighted values.
-// Products of tiles run beside vectors, so one block is weighed between the products of two others. All
-// that a group needs fits a core's first cache.
+// A cell's keys already lie as AMX reads them: 16 pairs of 16 keys are a tile. A tile of values has pairs of
+// keys from two cells, so a unit copies the values of a partition, once for all of its rows. A group of 32
+// rows meets a partition in blocks of keys, each of which goes through three stages: scores, weights,
+// weighted values. Products of tiles run beside vectors, so one block is weighed between the products of
+// two others; but instructions that round to bfloat16 or multiply pairs of it wait for the tiles, so none
+// are used here. All that a group needs fits a core's first cache.
 //
-// A row's weights are e^(s - top), where its top is the largest score of its first block, and of a later
-// one if that is larger by kSlack. Every number has one order of sums: a score's over D and a value's over
+// A row's weights are e^(s - top), where its top is the largest score of its first block, or of a later one
+// whose weights would be large. Every number has one order of sums: a score's over D and a value's over
 // keys in steps of 32, from the partition's first, with weights of 0 for keys that the row does not see. So
 // a row's numbers are its own.
 
@@ -25,7 +26,7 @@ namespace {
 
 using namespace amx_tiles;
 
-constexpr int64_t kUnitRowsByTiles = 256;  // share the copy of the values
+constexpr int64_t kUnitRowsByTiles = 512;  // share the copy of the values
 constexpr int64_t kTilePartition = 2 * kPartition;
 constexpr int64_t kTileCells = kTilePartition / kCell;
 constexpr int64_t kGroupRows = 2 * kRows;
@@ -34,19 +35,27 @@ constexpr int64_t kBlockKeys = 64;
 constexpr int64_t kBlockSteps = kBlockKeys / kStep, kPartitionSteps = kTilePartition / kStep;
 constexpr int kAtWork = 3;           // blocks, one in each stage
 constexpr int64_t kScoreRow = kBlockKeys * 4 + 64;  // bytes: rows do not share cache sets
+constexpr int64_t kWeightRow = kBlockKeys * 2;
 constexpr int64_t kHalfTile = kTileBytes / 2;
 constexpr float kLog2E = 1.44269504f;
-constexpr float kSlack = 5.5f;       // weights are at most e^5.5
+constexpr float kMost = 512.0f;      // what the weights of four keys add up to
 
-// 2^x of a weight, relative error below 3e-6, 0 for what is far below 0; a NaN stays one.
-DT_INLINE Vec power_of_two(Vec x) {
-  const Vec r = _mm512_reduce_ps(x, 9);  // x - floor(x)
+// 2^x of a weight, rounded to bfloat16; before that its relative error is below 5e-6. 0 for what is far below
+// 0; a NaN stays one.
+DT_INLINE Vec rounded_power(Vec x) {
+  constexpr float kUnitsOfBfloat16 = 65536.0f;  // floats from here on have 7 bits after the point
+  const Vec r = _mm512_reduce_ps(x, 9);         // x - floor(x)
   Vec p = set1(1.353417e-2f);
   p = fma(p, r, set1(5.201146e-2f));
   p = fma(p, r, set1(2.4144275e-1f));
   p = fma(p, r, set1(6.9300383e-1f));
-  p = fma(p, r, set1(1.00000259f));
-  return _mm512_scalef_ps(p, x);
+  p = fma(p, r, set1(1.0f + kUnitsOfBfloat16));
+  return _mm512_scalef_ps(sub(p, set1(kUnitsOfBfloat16)), x);
+}
+
+// A register's upper halves in the lower ones of another's, whose upper ones stay.
+DT_INLINE IVec paired(IVec low, IVec high) {
+  return _mm512_ternarylogic_epi32(shift_right<16>(low), high, iset1(static_cast<int32_t>(0xffff0000)), 0xf8);
 }
 
 template <int sums, int x, int w> DT_INLINE void add_products() {
@@ -77,22 +86,6 @@ template <int T> DT_INLINE void store_sums(char* to, int64_t stride) {
   if (T == 2) store_tile<2>(to + kRows * stride, stride), store_tile<3>(to + kRows * stride + 64, stride);
 }
 
-// The largest numbers of sixteen registers, in order.
-DT_INLINE Vec largest_of_each(const Vec* x) {
-  Vec pairs[8], fours[4];
-  for (int i = 0; i < 8; ++i)
-    pairs[i] = max(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
-  for (int i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-    fours[i] = max(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  const auto both = [](Vec a, Vec b) {
-    return max(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-  };
-  const Vec low = both(fours[0], fours[1]), high = both(fours[2], fours[3]);
-  return max(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
-}
-
 // A thread's memory for one piece.
 struct TileRoom {
   int64_t *first, *last;  // [rows]
@@ -100,7 +93,8 @@ struct TileRoom {
   char* q;                // [rows / 16][D / 32] tiles
   float *state, *values;  // of the unit; of a group, [kGroupRows, D in whole steps, a line]
   float* spare;           // as `values`, twice
-  char *scores, *tiles;   // of kAtWork blocks; [D / 16][kPartitionSteps] tiles of values
+  char *scores, *weights;  // of two blocks
+  char* tiles;            // [D / 16][kPartitionSteps] of values
   char* last_keys;        // [kTileCells] tiles of keys, where the last step has half its inputs
 };
 
@@ -110,7 +104,7 @@ inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   const int64_t size = plan.args->head_size, rows = divide_up(plan.unit_rows, kGroupRows) * kGroupRows;
   const int64_t wide = divide_up(size, kStep) * kStep, values = kGroupRows * value_row(size) * 4;
   const int64_t counts[] = {rows * 8, rows * 8, rows * static_cast<int64_t>(sizeof(Added)), rows * wide * 2,
-                            rows * (size + 2) * 4, values, 2 * values, kAtWork * kGroupRows * kScoreRow,
+                            rows * (size + 2) * 4, values, 2 * values, 2 * kGroupRows * kScoreRow, 2 * kGroupRows * kWeightRow,
                             wide / kCell * kPartitionSteps * kTileBytes, kTileCells * kTileBytes};
   constexpr int kParts = sizeof counts / sizeof *counts;
   int64_t bytes = 0;
@@ -122,7 +116,7 @@ inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   const auto floats = [&](int i) { return reinterpret_cast<float*>(places[i]); };
   *room = {reinterpret_cast<int64_t*>(places[0]), reinterpret_cast<int64_t*>(places[1]),
            reinterpret_cast<Added*>(places[2]), places[3], floats(4), floats(5), floats(6), places[7],
-           places[8], places[9]};
+           places[8], places[9], places[10]};
   return true;
 }
 
@@ -140,10 +134,9 @@ struct Block {
   bool is_first, is_last;   // of the group's in the partition
   bool is_whole;            // all rows see all of these keys
   bool rescales;            // what was added up before
-  char* scores;             // [kGroupRows][kScoreRow], then weights where a row begins
+  char *scores, *weights;   // [kGroupRows][kScoreRow], [kGroupRows][kWeightRow]
   alignas(64) float factors[kGroupRows], top[kGroupRows], total[kGroupRows];
-  DT_INLINE char* row(int64_t i) const { return scores + i * kScoreRow; }
-  DT_INLINE float* row_scores(int64_t i) const { return reinterpret_cast<float*>(row(i)); }
+  DT_INLINE float* row_scores(int64_t i) const { return reinterpret_cast<float*>(scores + i * kScoreRow); }
   DT_INLINE int64_t first_key() const { return cells->partition * kTilePartition + step * kStep; }
 };
 
@@ -154,9 +147,7 @@ class Work {
       : plan_(plan), args_(*plan.args), unit_(plan.units[piece.unit]), piece_(piece), after_(after), room_(room),
         size_(args_.head_size), rows_(unit_.queries * plan.group), steps_(divide_up(size_, kStep)),
         value_row_(value_row(size_)), is_shaped_(args_.soft_cap > 0 || args_.bias || args_.slopes),
-        state_(state_at(room.state, rows_, size_)), number_(piece.unit * args_.num_kv_heads + piece.head) {
-    for (int i = 0; i < kAtWork; ++i) blocks_[i].scores = room.scores + i * kGroupRows * kScoreRow;
-  }
+        state_(state_at(room.state, rows_, size_)), number_(piece.unit * args_.num_kv_heads + piece.head) {}
 
   void run() {
     const Registers registers(rows_);
@@ -191,7 +182,7 @@ class Work {
   Block blocks_[kAtWork];
   int64_t count_ = 0;  // blocks begun
   Block *scored_ = nullptr, *weighed_ = nullptr;
-  alignas(64) float top_[kGroupRows], sums_[kGroupRows][kLanes];  // of the group that is weighed
+  alignas(64) float sums_[kGroupRows][kLanes], top_[kGroupRows], less_[kGroupRows];  // of the group that is weighed
   Cells at_work_[kAtWork], *cells_ = at_work_;
   const char* next_[kTileCells];
   int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next partition: asked for, in all, beside a product
@@ -287,6 +278,8 @@ class Work {
       const int64_t from = key > any.first ? key : any.first;
       const int64_t to = key + kBlockKeys < any.last ? key + kBlockKeys : any.last;
       fresh->cells = cells_;
+      fresh->scores = room_.scores + count_ % 2 * kGroupRows * kScoreRow;
+      fresh->weights = room_.weights + count_ % 2 * kGroupRows * kWeightRow;
       fresh->start = start;
       fresh->rows = rows;
       fresh->step = from / kStep;
@@ -345,60 +338,64 @@ class Work {
     }
   }
 
-  // A row's scores become its weights, rounded; those of keys that it does not see become 0.
+  // A row's weights, rounded; those of keys that it does not see are 0.
   DT_INLINE void weigh_row(Block* block, int64_t i) {
-    if (i % kRows == 0) set_tops(block, i);
-    char* const row = block->row(i);
-    const float* const s = block->row_scores(i);
-    const Vec by = set1(kLog2E), less = set1(-top_[i] * kLog2E);
-    const IVec ones = iset1(0x3f803f80);
-    Vec sums = load(sums_[i]);
-    const auto weigh = [&](int64_t b) {
-      const Vec low = power_of_two(fma(load(s + b * kStep), by, less));
-      const Vec high = power_of_two(fma(load(s + b * kStep + kLanes), by, less));
-      const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
-      istore(row + b * 64, (IVec)pairs);
-      sums = _mm512_dpbf16_ps(sums, pairs, (__m512bh)ones);
-    };
-    if (block->steps == kBlockSteps)
-      for (int b = 0; b < kBlockSteps; ++b) weigh(b);
-    else
-      for (int64_t b = 0; b < block->steps; ++b) weigh(b);
+    if (i == 0) block->rescales = false;
+    if (!block->is_whole || is_shaped_) shape_row(*block, i);
+    if (block->is_first) {
+      set_top(i, kHidden);
+      store(sums_[i], zero());
+      raise_top(block, i);
+    }
+    Vec sums = powers(*block, i);
+    if (_mm512_cmp_ps_mask(sums, set1(kMost), _CMP_GT_OQ)) {
+      raise_top(block, i);
+      sums = powers(*block, i);
+    }
+    sums = add(sums, load(sums_[i]));
     store(sums_[i], sums);
     if (!block->is_last) return;
     block->top[i] = top_[i];
     block->total[i] = sum(sums);
   }
+  // Returns what they add up to, lane by lane. A pair is of keys 16 apart.
+  DT_INLINE Vec powers(const Block& block, int64_t i) const {
+    const float* const s = block.row_scores(i);
+    char* const to = block.weights + i * kWeightRow;
+    const Vec by = set1(kLog2E), less = set1(less_[i]);
+    Vec sums = zero();
+    const auto step = [&](int64_t b) {
+      const Vec low = rounded_power(fma(load(s + b * kStep), by, less));
+      const Vec high = rounded_power(fma(load(s + b * kStep + kLanes), by, less));
+      istore(to + b * 64, paired(as_int(low), as_int(high)));
+      sums = add(add(sums, low), high);
+    };
+    if (block.steps == kBlockSteps)
+      for (int b = 0; b < kBlockSteps; ++b) step(b);
+    else
+      for (int64_t b = 0; b < block.steps; ++b) step(b);
+    return sums;
+  }
+  DT_INLINE void set_top(int64_t i, float top) {
+    top_[i] = top;
+    less_[i] = -top * kLog2E;
+  }
 
-  // The tops of the sixteen rows from row `i` of a block on.
-  void set_tops(Block* block, int64_t i) {
-    if (block->is_first) {
-      store(top_ + i, set1(kHidden));
-      for (int64_t r = i; r < i + kRows; ++r) store(sums_[r], zero());
-    }
-    if (i == 0) block->rescales = false;
-    if (!block->is_whole || is_shaped_)
-      for (int64_t r = i; r < i + kRows && r < block->rows; ++r) shape_row(*block, r);
-    Vec most[kRows];
-    const int64_t keys = block->steps * kStep;
-    for (int r = 0; r < kRows; ++r) {
-      const float* s = block->row_scores(i + r);
-      Vec x = max(load(s), load(s + kLanes));
-      for (int64_t k = kStep; k < keys; k += kStep) x = max(x, max(load(s + k), load(s + k + kLanes)));
-      most[r] = x;
-    }
-    const Vec peaks = largest_of_each(most), old = load(top_ + i);
-    const __mmask16 rises = _mm512_cmp_ps_mask(peaks, add(old, set1(kSlack)), _CMP_GT_OQ);
-    if (!rises) return;
-    const Vec top = _mm512_mask_mov_ps(old, rises, peaks);
-    store(top_ + i, top);
+  // A row's top becomes the block's largest score, if that is more.
+  __attribute__((noinline)) void raise_top(Block* block, int64_t i) {
+    const float* s = block->row_scores(i);
+    Vec most = load(s);
+    for (int64_t k = kLanes; k < block->steps * kStep; k += kLanes) most = max(most, load(s + k));
+    const float top = largest(most), old = top_[i];
+    if (!(top > old)) return;
+    set_top(i, top);
     if (block->is_first) return;
     if (!block->rescales)
       for (int r = 0; r < kGroupRows; r += kLanes) store(block->factors + r, set1(1.0f));
     block->rescales = true;
-    store(block->factors + i, exp(sub(old, top)));
-    for (int64_t r = i; r < i + kRows; ++r)
-      store(sums_[r], mul(load(sums_[r]), set1(block->factors[r])));
+    const Vec factor = exp(set1(old - top));
+    block->factors[i] = first(factor);
+    store(sums_[i], mul(load(sums_[i]), factor));
   }
 
   // Adds biases to a row's scores, caps them and hides those of keys that it does not see.
@@ -419,8 +416,10 @@ class Work {
   template <class Beside> void value(Block* block, const Beside& beside) {
     const int64_t base = block->cells->partition * kTilePartition;
     if (copied_ != block->cells->partition) {
-      is_spoiled_ = copy_values(*block->cells, unit_.first_key - base, unit_.end_key - base) &&
-                    (base < most_first_ || base + kTilePartition > least_last_);
+      const bool is_whole = base >= most_first_ && base + kTilePartition <= least_last_;
+      if (is_whole) copy_values<false>(*block->cells, 0, kTilePartition);
+      else is_spoiled_ = copy_values<true>(*block->cells, unit_.first_key - base, unit_.end_key - base);
+      is_spoiled_ &= !is_whole;
       copied_ = block->cells->partition;
     }
     if (!block->is_first && block->rescales)
@@ -431,7 +430,7 @@ class Work {
     if (is_spoiled_ && !block->is_whole) add_seen_values(*block);
     else add_values(*block, beside);
     if (!block->is_last) return;
-    for (int64_t i = 0; i < block->rows; ++i) merge(*block, i);
+    for (int64_t i = 0; i < block->rows; i += kLanes) merge(*block, i);
   }
 
   // Each row meets no values but those that it sees.
@@ -441,7 +440,7 @@ class Work {
     memcpy(before, room_.values, count * sizeof(float));
     for (int64_t i = 0; i < block.rows; ++i) {
       const Span own = span(block.start + i, base, kTilePartition);
-      copy_values(*block.cells, own.first, own.last);
+      copy_values<true>(*block.cells, own.first, own.last);
       memcpy(room_.values, before, count * sizeof(float));
       add_values(block, [] {});
       memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
@@ -461,7 +460,7 @@ class Work {
       else load_sums<T>(sums, value_row_ * 4);
       const char* w = room_.tiles + (2 * d * kPartitionSteps + block.step) * kTileBytes;
       for (int64_t b = 0; b < block.steps; ++b) {
-        multiply_tiles<T>(block.scores + b * 64, kScoreRow, kRows * kScoreRow, w + b * kTileBytes,
+        multiply_tiles<T>(block.weights + b * 64, kWeightRow, kRows * kWeightRow, w + b * kTileBytes,
                           w + (kPartitionSteps + b) * kTileBytes);
         beside();
       }
@@ -470,39 +469,72 @@ class Work {
   }
 
   // Tiles of the values of a partition's keys first .. last - 1, zeros for others. Returns whether some are
-  // no finite numbers.
-  bool copy_values(const Cells& cells, int64_t first, int64_t last) const {
-    const IVec exponents = iset1(0x7f807f80);
-    __mmask32 spoiled = 0;
-    for (int64_t c = 0; c < kTileCells; ++c) {
-      const char* from = cells.at[c] + plan_.layout.values_at;
-      char* to = room_.tiles + c / 2 * kTileBytes + c % 2 * kHalfTile;
-      IVec seen[kCell / 2];
-      for (int64_t k = 0; k < kCell; k += 2) {
-        const int64_t key = c * kCell + k;
-        const uint32_t pair = (key >= first && key < last ? 0xffff : 0) |
-                              (key + 1 >= first && key + 1 < last ? 0xffff0000 : 0);
-        seen[k / 2] = iset1(static_cast<int32_t>(pair));
-      }
-      for (int64_t d = 0; d < size_ / kCell; ++d, from += kHalfTile, to += kPartitionSteps * kTileBytes)
+  // no finite numbers, where that is asked.
+  template <bool is_cut> bool copy_values(const Cells& cells, int64_t first, int64_t last) const {
+    const IVec exponents = iset1(0x7f807f80), low = iset1(0xffff);
+    IVec seen[2][kCell / 2], least = exponents;
+    for (int64_t c = 0; c < kTileCells; c += 2) {
+      const char *from[] = {cells.at[c] + plan_.layout.values_at, cells.at[c + 1] + plan_.layout.values_at};
+      char* to = room_.tiles + c / 2 * kTileBytes;
+      if (is_cut)
+        for (int64_t k = 0; k < 2 * kCell; k += 2) {
+          const int64_t key = c * kCell + k;
+          const uint32_t pair = (key >= first && key < last ? 0xffff : 0) |
+                                (key + 1 >= first && key + 1 < last ? 0xffff0000 : 0);
+          seen[k / kCell][k % kCell / 2] = iset1(static_cast<int32_t>(pair));
+        }
+      for (int64_t d = 0; d < size_ / kCell; ++d, to += kPartitionSteps * kTileBytes)
         for (int k = 0; k < kCell / 2; ++k) {
-          const IVec x = iand(seen[k], iload(from + k * 64));
-          spoiled |= _mm512_cmpeq_epi16_mask(iand(x, exponents), exponents);
-          istore(to + k * 64, x);
+          IVec x[2];
+          for (int j = 0; j < 2; ++j) {
+            x[j] = iload(from[j] + d * kHalfTile + k * 64);
+            if (!is_cut) continue;
+            x[j] = iand(x[j], seen[j][k]);
+            least = _mm512_min_epu16(least, _mm512_andnot_si512(x[j], exponents));
+          }
+          istore(to + k * 128, _mm512_ternarylogic_epi32(shift_left<16>(x[1]), x[0], low, 0xf8));
+          istore(to + k * 128 + 64, paired(x[0], x[1]));
         }
     }
-    return spoiled;
+    return is_cut && _mm512_cmpeq_epi16_mask(least, iset1(0));
   }
 
-  DT_INLINE void merge(const Block& block, int64_t i) const {
-    const float* values = room_.values + i * value_row_;
-    const int64_t row = block.start + i;
-    if (unit_.pieces == 1)
-      return merge_row(state_, row, values, block.top[i], block.total[i], size_);
-    const State own = part(block.cells->partition);
-    memcpy(own.values + row * size_, values, size_ * sizeof(float));
-    own.top[row] = block.top[i];
-    own.total[row] = block.total[i];
+  // Adds up to sixteen rows of a partition's results to the unit's, as merge_row does; or keeps them.
+  void merge(const Block& block, int64_t i) const {
+    const int64_t at = block.start + i, left = block.rows - i;
+    const int count = static_cast<int>(left < kLanes ? left : kLanes);
+    const auto values = [&](int64_t r) { return room_.values + (i + r) * value_row_; };
+    if (unit_.pieces > 1) {
+      const State own = part(block.cells->partition);
+      for (int64_t r = 0; r < count; ++r)
+        memcpy(own.values + (at + r) * size_, values(r), size_ * sizeof(float));
+      memcpy(own.top + at, block.top + i, count * sizeof(float));
+      memcpy(own.total + at, block.total + i, count * sizeof(float));
+      return;
+    }
+    const auto all = static_cast<__mmask16>((1u << count) - 1);
+    const Vec top = load(block.top + i), total = load(block.total + i);
+    const Vec old_top = _mm512_maskz_loadu_ps(all, state_.top + at);
+    const Vec old_total = _mm512_maskz_loadu_ps(all, state_.total + at);
+    const __mmask16 adds = all & ~_mm512_cmp_ps_mask(total, zero(), _CMP_EQ_OQ);
+    const __mmask16 is_new = adds & _mm512_cmp_ps_mask(old_total, zero(), _CMP_EQ_OQ);
+    const Vec peak = _mm512_mask_mov_ps(max(top, old_top), is_new, top);
+    const Vec old = _mm512_mask_mov_ps(exp(sub(old_top, peak)), is_new, zero()), fresh = exp(sub(top, peak));
+    alignas(64) float factors[2][kLanes];
+    store(factors[0], old);
+    store(factors[1], fresh);
+    _mm512_mask_storeu_ps(state_.top + at, adds, peak);
+    _mm512_mask_storeu_ps(state_.total + at, adds, add(mul(total, fresh), mul(old_total, old)));
+    for (int64_t r = 0; r < count; ++r) {
+      float* const to = state_.values + (at + r) * size_;
+      if (!(adds >> r & 1)) continue;
+      if (is_new >> r & 1) {
+        memcpy(to, values(r), size_ * sizeof(float));
+        continue;
+      }
+      for (int64_t d = 0; d < size_; d += kLanes)
+        store(to + d, fma(load(values(r) + d), set1(factors[1][r]), mul(load(to + d), set1(factors[0][r]))));
+    }
   }
 };
 
