@@ -3,10 +3,9 @@
 //
 // A cell's keys already lie as AMX reads them: 16 pairs of 16 keys are a tile. A tile of values has pairs of
 // keys from two cells, so a unit copies the values of a partition, once for all of its rows. A group of 32
-// rows meets a partition in blocks of keys, each of which goes through three stages: scores, weights,
-// weighted values. Products of tiles run beside vectors, so one block is weighed between the products of
-// two others; but instructions that round to bfloat16 or multiply pairs of it wait for the tiles, so none
-// are used here. All that a group needs fits a core's first cache.
+// rows meets a partition in blocks of keys: their scores become weights, and those of some blocks together
+// weigh values. All that a group needs fits a core's first cache. Tiles and vectors take turns, since they
+// share a port; instructions that round to bfloat16 or multiply its pairs wait for tiles, so none are used.
 //
 // A row's weights are e^(s - top), where its top is the largest score of its first block, or of a later one
 // whose weights would be large. Every number has one order of sums: a score's over D and a value's over
@@ -33,9 +32,9 @@ constexpr int64_t kGroupRows = 2 * kRows;
 constexpr int64_t kStep = 32;        // inputs of a product of tiles
 constexpr int64_t kBlockKeys = 64;
 constexpr int64_t kBlockSteps = kBlockKeys / kStep, kPartitionSteps = kTilePartition / kStep;
-constexpr int kAtWork = 3;           // blocks, one in each stage
-constexpr int64_t kScoreRow = kBlockKeys * 4 + 64;  // bytes: rows do not share cache sets
-constexpr int64_t kWeightRow = kBlockKeys * 2;
+constexpr int64_t kChunkSteps = 8;   // whose values are weighed together
+constexpr int64_t kScoreRow = kBlockKeys * 4;            // bytes
+constexpr int64_t kWeightRow = kChunkSteps * 64 + 64;    // rows do not share cache sets
 constexpr int64_t kHalfTile = kTileBytes / 2;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kMost = 512.0f;      // what the weights of four keys add up to
@@ -93,7 +92,7 @@ struct TileRoom {
   char* q;                // [rows / 16][D / 32] tiles
   float *state, *values;  // of the unit; of a group, [kGroupRows, D in whole steps, a line]
   float* spare;           // as `values`, twice
-  char *scores, *weights;  // of two blocks
+  char *scores, *weights;  // [kGroupRows][kScoreRow] of a block, [kGroupRows][kWeightRow] of a chunk
   char* tiles;            // [D / 16][kPartitionSteps] of values
   char* last_keys;        // [kTileCells] tiles of keys, where the last step has half its inputs
 };
@@ -104,7 +103,7 @@ inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   const int64_t size = plan.args->head_size, rows = divide_up(plan.unit_rows, kGroupRows) * kGroupRows;
   const int64_t wide = divide_up(size, kStep) * kStep, values = kGroupRows * value_row(size) * 4;
   const int64_t counts[] = {rows * 8, rows * 8, rows * static_cast<int64_t>(sizeof(Added)), rows * wide * 2,
-                            rows * (size + 2) * 4, values, 2 * values, 2 * kGroupRows * kScoreRow, 2 * kGroupRows * kWeightRow,
+                            rows * (size + 2) * 4, values, 2 * values, kGroupRows * kScoreRow, kGroupRows * kWeightRow,
                             wide / kCell * kPartitionSteps * kTileBytes, kTileCells * kTileBytes};
   constexpr int kParts = sizeof counts / sizeof *counts;
   int64_t bytes = 0;
@@ -120,24 +119,12 @@ inline bool get_tile_room(const Plan& plan, TileRoom* room) {
   return true;
 }
 
-// The cells of a partition.
-struct Cells {
-  int64_t partition;
-  const char* at[kTileCells];
-};
-
-// A group of rows and a block of keys, on its way through the stages.
+// A group of rows and a block of keys.
 struct Block {
-  const Cells* cells;
   int64_t start, rows;      // of the unit
-  int64_t step, steps;      // of kStep keys, counted in the partition, that some row sees
-  bool is_first, is_last;   // of the group's in the partition
+  int64_t step, steps;      // of kStep keys, counted in the partition
+  bool is_first;            // of the group's in the partition
   bool is_whole;            // all rows see all of these keys
-  bool rescales;            // what was added up before
-  char *scores, *weights;   // [kGroupRows][kScoreRow], [kGroupRows][kWeightRow]
-  alignas(64) float factors[kGroupRows], top[kGroupRows], total[kGroupRows];
-  DT_INLINE float* row_scores(int64_t i) const { return reinterpret_cast<float*>(scores + i * kScoreRow); }
-  DT_INLINE int64_t first_key() const { return cells->partition * kTilePartition + step * kStep; }
 };
 
 // One piece: partition by partition, group by group, block by block.
@@ -154,14 +141,10 @@ class Work {
     for (int64_t i = 0; i < rows_; ++i) state_.total[i] = 0;
     pack_rows();
     find_all(unit_, piece_.head, piece_.first, next_);
-    for (int64_t p = piece_.first; p < piece_.first + piece_.count; ++p) {
-      begin(p);
-      const int64_t before = count_;
+    for (partition_ = piece_.first; partition_ < piece_.first + piece_.count; ++partition_) {
+      begin();
       for (int64_t start = 0; start < rows_; start += kGroupRows) meet(start);
-      if (count_ > before) cells_ = &at_work_[(cells_ - at_work_ + 1) % kAtWork];
     }
-    advance(nullptr);
-    advance(nullptr);
     if (unit_.pieces == 1) return finish(plan_, unit_, piece_.head, state_);
     if (__atomic_sub_fetch(&plan_.left[number_], 1, __ATOMIC_ACQ_REL) == 0)
       merge_parts(plan_, unit_, piece_.head, plan_.parts + plan_.parts_at[number_], state_);
@@ -179,15 +162,13 @@ class Work {
   const State state_;
   const int64_t number_;
   int64_t most_first_ = 0, least_last_ = INT64_MAX;  // all rows see what lies between
-  Block blocks_[kAtWork];
-  int64_t count_ = 0;  // blocks begun
-  Block *scored_ = nullptr, *weighed_ = nullptr;
-  alignas(64) float sums_[kGroupRows][kLanes], top_[kGroupRows], less_[kGroupRows];  // of the group that is weighed
-  Cells at_work_[kAtWork], *cells_ = at_work_;
-  const char* next_[kTileCells];
-  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next partition: asked for, in all, beside a product
-  int64_t copied_ = -1;      // the partition whose values are in tiles
+  int64_t partition_ = 0;
+  const char *cells_[kTileCells], *next_[kTileCells];  // of this partition, and of the one after it
+  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next one's: asked for, in all, beside a product
+  bool is_copied_ = false;   // the partition's values are in tiles
   bool is_spoiled_ = false;  // some of them are no finite numbers, and not for all rows
+  int64_t group_first_ = 0, weighed_ = 0;  // of the partition's steps: where a group begins, and has come to
+  alignas(64) float sums_[kGroupRows][kLanes], top_[kGroupRows], less_[kGroupRows], total_[kGroupRows];
 
   DT_INLINE bool has_half_step() const { return size_ % kStep; }
 
@@ -228,19 +209,19 @@ class Work {
     for (int64_t c = divide_up(unit.end_key - base, kCell); c < kTileCells; ++c) found[c] = found[first];
   }
 
-  void begin(int64_t partition) {
-    cells_->partition = partition;
-    memcpy(cells_->at, next_, sizeof next_);
+  void begin() {
+    memcpy(cells_, next_, sizeof next_);
+    is_copied_ = false;
     asked_ = 0;
     lines_ = kTileCells * (plan_.layout.cell_bytes / kLineBytes);
     share_ = divide_up(lines_, 2 * steps_ * kPartitionSteps * divide_up(rows_, kGroupRows));
-    if (partition + 1 < piece_.first + piece_.count) find_all(unit_, piece_.head, partition + 1, next_);
+    if (partition_ + 1 < piece_.first + piece_.count) find_all(unit_, piece_.head, partition_ + 1, next_);
     else if (after_) find_all(plan_.units[after_->unit], after_->head, after_->first, next_);
     else lines_ = 0;
     if (!has_half_step()) return;
     for (int64_t c = 0; c < kTileCells; ++c) {
       char* to = room_.last_keys + c * kTileBytes;
-      memcpy(to, cells_->at[c] + (steps_ - 1) * kTileBytes, kHalfTile);
+      memcpy(to, cells_[c] + (steps_ - 1) * kTileBytes, kHalfTile);
       memset(to + kHalfTile, 0, kHalfTile);
     }
   }
@@ -250,18 +231,18 @@ class Work {
     const int64_t a = room_.first[row] - base, b = room_.last[row] - base;
     return {static_cast<int>(a > 0 ? a : 0), static_cast<int>(b < keys ? b : keys)};
   }
-  DT_INLINE State part(int64_t partition) const {
+  DT_INLINE int64_t base() const { return partition_ * kTilePartition; }
+  DT_INLINE State part() const {
     float* parts = plan_.parts + plan_.parts_at[number_];
-    return state_at(parts + (partition - unit_.first) * rows_ * (size_ + 2), rows_, size_);
+    return state_at(parts + (partition_ - unit_.first) * rows_ * (size_ + 2), rows_, size_);
   }
 
   // A group of rows meets the partition.
   void meet(int64_t start) {
-    const int64_t base = cells_->partition * kTilePartition, left = rows_ - start;
-    const int64_t rows = left < kGroupRows ? left : kGroupRows;
+    const int64_t left = rows_ - start, rows = left < kGroupRows ? left : kGroupRows;
     Span any{static_cast<int>(kTilePartition), 0}, all{0, static_cast<int>(kTilePartition)};
     for (int64_t i = start; i < start + rows; ++i) {
-      const Span own = span(i, base, kTilePartition);
+      const Span own = span(i, base(), kTilePartition);
       all.first = own.first > all.first ? own.first : all.first;
       all.last = own.last < all.last ? own.last : all.last;
       if (own.empty()) continue;
@@ -269,47 +250,23 @@ class Work {
       any.last = own.last > any.last ? own.last : any.last;
     }
     if (any.empty()) {
-      if (unit_.pieces > 1) memset(part(cells_->partition).total + start, 0, rows * sizeof(float));
+      if (unit_.pieces > 1) memset(part().total + start, 0, rows * sizeof(float));
       return;
     }
-    const int64_t first = any.first / kBlockKeys * kBlockKeys;
-    for (int64_t key = first; key < any.last; key += kBlockKeys, ++count_) {
-      Block* const fresh = &blocks_[count_ % kAtWork];
-      const int64_t from = key > any.first ? key : any.first;
-      const int64_t to = key + kBlockKeys < any.last ? key + kBlockKeys : any.last;
-      fresh->cells = cells_;
-      fresh->scores = room_.scores + count_ % 2 * kGroupRows * kScoreRow;
-      fresh->weights = room_.weights + count_ % 2 * kGroupRows * kWeightRow;
-      fresh->start = start;
-      fresh->rows = rows;
-      fresh->step = from / kStep;
-      fresh->steps = divide_up(to, kStep) - fresh->step;
-      fresh->is_first = key == first;
-      fresh->is_last = key + kBlockKeys >= any.last;
-      fresh->is_whole = all.first <= fresh->step * kStep && all.last >= (fresh->step + fresh->steps) * kStep;
-      advance(fresh);
+    const int64_t first = any.first / kStep, last = divide_up(any.last, kStep);
+    weighed_ = group_first_ = first;
+    for (int64_t step = first; step < last;) {
+      const int64_t after = (step / kBlockSteps + 1) * kBlockSteps, end = after < last ? after : last;
+      const Block block{start, rows, step, end - step, step == first,
+                        all.first <= step * kStep && all.last >= end * kStep};
+      if (rows > kRows) score<2>(block);
+      else score<1>(block);
+      for (int64_t i = 0; i < rows; ++i) weigh_row(block, i);
+      step = end;
+      if (step == last || step % kChunkSteps == 0) add_values(block, step);
     }
-  }
-
-  // Scores of a fresh block, or of none; weights of the one before it; values of the one before that.
-  void advance(Block* fresh) {
-    Block *const weighed = scored_, *const valued = weighed_;
-    const int64_t products = ((fresh ? fresh->steps : 0) + (valued ? valued->steps : 0)) * steps_;
-    const int64_t rows = weighed ? weighed->rows : 0, share = products ? (rows << 16) / products : 0;
-    int64_t due = 0, done = 0;
-    const auto beside = [&] {
-      due += share;
-      for (; done < due >> 16; ++done) weigh_row(weighed, done);
-      ask();
-    };
-    if (fresh) {
-      if (fresh->rows > kRows) score<2>(*fresh, beside);
-      else score<1>(*fresh, beside);
-    }
-    if (valued) value(valued, beside);
-    for (; done < rows; ++done) weigh_row(weighed, done);
-    scored_ = fresh;
-    weighed_ = weighed;
+    for (int64_t i = 0; i < rows; ++i) total_[i] = sum(load(sums_[i]));
+    for (int64_t i = 0; i < rows; i += kLanes) merge(start, rows, i);
   }
 
   // Asks for lines of the next partition.
@@ -321,47 +278,43 @@ class Work {
     asked_ += share_;
   }
 
-  template <int T, class Beside> void score(const Block& block, const Beside& beside) const {
+  template <int T> void score(const Block& block) {
     const char* a = room_.q + block.start / kRows * steps_ * kTileBytes;
     for (int64_t i = 0; i < block.steps; ++i) {
       clear_sums<T>();
       const int64_t c = 2 * (block.step + i);
-      const char *const *pair = block.cells->at + c;
       for (int64_t s = 0; s < steps_; ++s) {
         const bool is_half = has_half_step() && s + 1 == steps_;
-        const char* w0 = is_half ? room_.last_keys + c * kTileBytes : pair[0] + s * kTileBytes;
-        const char* w1 = is_half ? room_.last_keys + (c + 1) * kTileBytes : pair[1] + s * kTileBytes;
+        const char* w0 = is_half ? room_.last_keys + c * kTileBytes : cells_[c] + s * kTileBytes;
+        const char* w1 = is_half ? room_.last_keys + (c + 1) * kTileBytes : cells_[c + 1] + s * kTileBytes;
         multiply_tiles<T>(a + s * kTileBytes, 64, steps_ * kTileBytes, w0, w1);
-        beside();
+        ask();
       }
-      store_sums<T>(block.scores + i * kStep * 4, kScoreRow);
+      store_sums<T>(room_.scores + i * kStep * 4, kScoreRow);
     }
   }
 
+  DT_INLINE float* scores(int64_t i) const { return reinterpret_cast<float*>(room_.scores + i * kScoreRow); }
+
   // A row's weights, rounded; those of keys that it does not see are 0.
-  DT_INLINE void weigh_row(Block* block, int64_t i) {
-    if (i == 0) block->rescales = false;
-    if (!block->is_whole || is_shaped_) shape_row(*block, i);
-    if (block->is_first) {
+  DT_INLINE void weigh_row(const Block& block, int64_t i) {
+    if (!block.is_whole || is_shaped_) shape_row(block, i);
+    if (block.is_first) {
       set_top(i, kHidden);
       store(sums_[i], zero());
       raise_top(block, i);
     }
-    Vec sums = powers(*block, i);
+    Vec sums = powers(block, i);
     if (_mm512_cmp_ps_mask(sums, set1(kMost), _CMP_GT_OQ)) {
       raise_top(block, i);
-      sums = powers(*block, i);
+      sums = powers(block, i);
     }
-    sums = add(sums, load(sums_[i]));
-    store(sums_[i], sums);
-    if (!block->is_last) return;
-    block->top[i] = top_[i];
-    block->total[i] = sum(sums);
+    store(sums_[i], add(sums, load(sums_[i])));
   }
   // Returns what they add up to, lane by lane. A pair is of keys 16 apart.
   DT_INLINE Vec powers(const Block& block, int64_t i) const {
-    const float* const s = block.row_scores(i);
-    char* const to = block.weights + i * kWeightRow;
+    const float* const s = scores(i);
+    char* const to = room_.weights + i * kWeightRow + block.step % kChunkSteps * 64;
     const Vec by = set1(kLog2E), less = set1(less_[i]);
     Vec sums = zero();
     const auto step = [&](int64_t b) {
@@ -381,31 +334,30 @@ class Work {
     less_[i] = -top * kLog2E;
   }
 
-  // A row's top becomes the block's largest score, if that is more.
-  __attribute__((noinline)) void raise_top(Block* block, int64_t i) {
-    const float* s = block->row_scores(i);
+  // A row's top becomes the block's largest score, if that is more; what was added up is scaled.
+  __attribute__((noinline)) void raise_top(const Block& block, int64_t i) {
+    const float* s = scores(i);
     Vec most = load(s);
-    for (int64_t k = kLanes; k < block->steps * kStep; k += kLanes) most = max(most, load(s + k));
+    for (int64_t k = kLanes; k < block.steps * kStep; k += kLanes) most = max(most, load(s + k));
     const float top = largest(most), old = top_[i];
     if (!(top > old)) return;
     set_top(i, top);
-    if (block->is_first) return;
-    if (!block->rescales)
-      for (int r = 0; r < kGroupRows; r += kLanes) store(block->factors + r, set1(1.0f));
-    block->rescales = true;
+    if (block.is_first) return;
+    add_values(block, block.step);
     const Vec factor = exp(set1(old - top));
-    block->factors[i] = first(factor);
     store(sums_[i], mul(load(sums_[i]), factor));
+    float* row = room_.values + i * value_row_;
+    for (int64_t d = 0; d < size_; d += kLanes) store(row + d, mul(load(row + d), factor));
   }
 
   // Adds biases to a row's scores, caps them and hides those of keys that it does not see.
   void shape_row(const Block& block, int64_t i) const {
-    float* const s = block.row_scores(i);
-    const int64_t keys = block.steps * kStep;
-    const Span own = span(block.start + i, block.first_key(), keys);
+    float* const s = scores(i);
+    const int64_t first = base() + block.step * kStep, keys = block.steps * kStep;
+    const Span own = span(block.start + i, first, keys);
     if (!own.empty()) {
       if (args_.bias || args_.slopes)
-        add_positions(s, own.first, own.last, block.first_key(), room_.added[block.start + i]);
+        add_positions(s, own.first, own.last, first, room_.added[block.start + i]);
       if (args_.soft_cap > 0)
         for (int64_t k = 0; k < keys; k += kLanes) store(s + k, capped(load(s + k), args_.soft_cap));
     }
@@ -413,56 +365,47 @@ class Work {
       if (k < own.first || k >= own.last) s[k] = -INFINITY;
   }
 
-  template <class Beside> void value(Block* block, const Beside& beside) {
-    const int64_t base = block->cells->partition * kTilePartition;
-    if (copied_ != block->cells->partition) {
-      const bool is_whole = base >= most_first_ && base + kTilePartition <= least_last_;
-      if (is_whole) copy_values<false>(*block->cells, 0, kTilePartition);
-      else is_spoiled_ = copy_values<true>(*block->cells, unit_.first_key - base, unit_.end_key - base);
+  // Adds values of steps weighed_ .. end - 1, which are of one chunk.
+  void add_values(const Block& block, int64_t end) {
+    if (weighed_ == end) return;
+    if (!is_copied_) {
+      const bool is_whole = base() >= most_first_ && base() + kTilePartition <= least_last_;
+      if (is_whole) copy_values<false>(0, kTilePartition);
+      else is_spoiled_ = copy_values<true>(unit_.first_key - base(), unit_.end_key - base());
       is_spoiled_ &= !is_whole;
-      copied_ = block->cells->partition;
+      is_copied_ = true;
     }
-    if (!block->is_first && block->rescales)
-      for (int64_t i = 0; i < block->rows; ++i) {
-        float* row = room_.values + i * value_row_;
-        for (int64_t d = 0; d < size_; d += kLanes) store(row + d, mul(load(row + d), set1(block->factors[i])));
+    const auto add = [&] {
+      if (block.rows > kRows) add_products_of<2>(weighed_ == group_first_, end);
+      else add_products_of<1>(weighed_ == group_first_, end);
+    };
+    if (is_spoiled_) {  // each row meets no values but those that it sees
+      const int64_t count = kGroupRows * value_row_;
+      float *const before = room_.spare, *const after = before + count;
+      memcpy(before, room_.values, count * sizeof(float));
+      for (int64_t i = 0; i < block.rows; ++i) {
+        const Span own = span(block.start + i, base(), kTilePartition);
+        copy_values<true>(own.first, own.last);
+        memcpy(room_.values, before, count * sizeof(float));
+        add();
+        memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
       }
-    if (is_spoiled_ && !block->is_whole) add_seen_values(*block);
-    else add_values(*block, beside);
-    if (!block->is_last) return;
-    for (int64_t i = 0; i < block->rows; i += kLanes) merge(*block, i);
-  }
-
-  // Each row meets no values but those that it sees.
-  void add_seen_values(const Block& block) {
-    const int64_t base = block.cells->partition * kTilePartition, count = kGroupRows * value_row_;
-    float *const before = room_.spare, *const after = before + count;
-    memcpy(before, room_.values, count * sizeof(float));
-    for (int64_t i = 0; i < block.rows; ++i) {
-      const Span own = span(block.start + i, base, kTilePartition);
-      copy_values<true>(*block.cells, own.first, own.last);
-      memcpy(room_.values, before, count * sizeof(float));
-      add_values(block, [] {});
-      memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
+      memcpy(room_.values, after, count * sizeof(float));
+    } else {
+      add();
     }
-    memcpy(room_.values, after, count * sizeof(float));
-    copied_ = -1;
+    weighed_ = end;
   }
-
-  template <class Beside> void add_values(const Block& block, const Beside& beside) const {
-    if (block.rows > kRows) add_products_of<2>(block, beside);
-    else add_products_of<1>(block, beside);
-  }
-  template <int T, class Beside> void add_products_of(const Block& block, const Beside& beside) const {
+  template <int T> void add_products_of(bool is_first, int64_t end) {
     for (int64_t d = 0; d < steps_; ++d) {
       char* const sums = reinterpret_cast<char*>(room_.values + d * kStep);
-      if (block.is_first) clear_sums<T>();
+      if (is_first) clear_sums<T>();
       else load_sums<T>(sums, value_row_ * 4);
-      const char* w = room_.tiles + (2 * d * kPartitionSteps + block.step) * kTileBytes;
-      for (int64_t b = 0; b < block.steps; ++b) {
-        multiply_tiles<T>(block.weights + b * 64, kWeightRow, kRows * kWeightRow, w + b * kTileBytes,
-                          w + (kPartitionSteps + b) * kTileBytes);
-        beside();
+      const char* w = room_.tiles + 2 * d * kPartitionSteps * kTileBytes;
+      for (int64_t b = weighed_; b < end; ++b) {
+        multiply_tiles<T>(room_.weights + b % kChunkSteps * 64, kWeightRow, kRows * kWeightRow,
+                          w + b * kTileBytes, w + (kPartitionSteps + b) * kTileBytes);
+        ask();
       }
       store_sums<T>(sums, value_row_ * 4);
     }
@@ -470,11 +413,11 @@ class Work {
 
   // Tiles of the values of a partition's keys first .. last - 1, zeros for others. Returns whether some are
   // no finite numbers, where that is asked.
-  template <bool is_cut> bool copy_values(const Cells& cells, int64_t first, int64_t last) const {
+  template <bool is_cut> bool copy_values(int64_t first, int64_t last) const {
     const IVec exponents = iset1(0x7f807f80), low = iset1(0xffff);
     IVec seen[2][kCell / 2], least = exponents;
     for (int64_t c = 0; c < kTileCells; c += 2) {
-      const char *from[] = {cells.at[c] + plan_.layout.values_at, cells.at[c + 1] + plan_.layout.values_at};
+      const char *from[] = {cells_[c] + plan_.layout.values_at, cells_[c + 1] + plan_.layout.values_at};
       char* to = room_.tiles + c / 2 * kTileBytes;
       if (is_cut)
         for (int64_t k = 0; k < 2 * kCell; k += 2) {
@@ -500,20 +443,20 @@ class Work {
   }
 
   // Adds up to sixteen rows of a partition's results to the unit's, as merge_row does; or keeps them.
-  void merge(const Block& block, int64_t i) const {
-    const int64_t at = block.start + i, left = block.rows - i;
+  void merge(int64_t start, int64_t rows, int64_t i) const {
+    const int64_t at = start + i, left = rows - i;
     const int count = static_cast<int>(left < kLanes ? left : kLanes);
     const auto values = [&](int64_t r) { return room_.values + (i + r) * value_row_; };
     if (unit_.pieces > 1) {
-      const State own = part(block.cells->partition);
+      const State own = part();
       for (int64_t r = 0; r < count; ++r)
         memcpy(own.values + (at + r) * size_, values(r), size_ * sizeof(float));
-      memcpy(own.top + at, block.top + i, count * sizeof(float));
-      memcpy(own.total + at, block.total + i, count * sizeof(float));
+      memcpy(own.top + at, top_ + i, count * sizeof(float));
+      memcpy(own.total + at, total_ + i, count * sizeof(float));
       return;
     }
     const auto all = static_cast<__mmask16>((1u << count) - 1);
-    const Vec top = load(block.top + i), total = load(block.total + i);
+    const Vec top = load(top_ + i), total = load(total_ + i);
     const Vec old_top = _mm512_maskz_loadu_ps(all, state_.top + at);
     const Vec old_total = _mm512_maskz_loadu_ps(all, state_.total + at);
     const __mmask16 adds = all & ~_mm512_cmp_ps_mask(total, zero(), _CMP_EQ_OQ);
