@@ -26,7 +26,7 @@ namespace {
 using namespace amx_tiles;
 
 constexpr int64_t kUnitRowsByTiles = 512;  // share the copy of the values
-constexpr int64_t kTilePartition = 2 * kPartition;
+constexpr int64_t kTilePartition = 4 * kPartition;
 constexpr int64_t kTileCells = kTilePartition / kCell;
 constexpr int64_t kGroupRows = 2 * kRows;
 constexpr int64_t kStep = 32;        // inputs of a product of tiles
