@@ -164,7 +164,7 @@ class Work {
   int64_t most_first_ = 0, least_last_ = INT64_MAX;  // all rows see what lies between
   int64_t partition_ = 0;
   const char *cells_[kTileCells], *next_[kTileCells];  // of this partition, and of the one after it
-  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next one's: asked for, in all, beside a product
+  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next one's: asked for, in all, beside one work
   bool is_copied_ = false;   // the partition's values are in tiles
   bool is_spoiled_ = false;  // some of them are no finite numbers, and not for all rows
   int64_t group_first_ = 0, weighed_ = 0;  // of the partition's steps: where a group begins, and has come to
@@ -214,7 +214,8 @@ class Work {
     is_copied_ = false;
     asked_ = 0;
     lines_ = kTileCells * (plan_.layout.cell_bytes / kLineBytes);
-    share_ = divide_up(lines_, 2 * steps_ * kPartitionSteps * divide_up(rows_, kGroupRows));
+    const int64_t works = 2 * steps_ * kPartitionSteps;  // of a group, and of the copy
+    share_ = divide_up(lines_, works * (divide_up(rows_, kGroupRows) + 1));
     if (partition_ + 1 < piece_.first + piece_.count) find_all(unit_, piece_.head, partition_ + 1, next_);
     else if (after_) find_all(plan_.units[after_->unit], after_->head, after_->first, next_);
     else lines_ = 0;
@@ -228,8 +229,10 @@ class Work {
 
   // The keys of a block, or of the partition, that a row sees.
   DT_INLINE Span span(int64_t row, int64_t base, int64_t keys) const {
-    const int64_t a = room_.first[row] - base, b = room_.last[row] - base;
-    return {static_cast<int>(a > 0 ? a : 0), static_cast<int>(b < keys ? b : keys)};
+    return cut_to(room_.first[row] - base, room_.last[row] - base, keys);
+  }
+  static DT_INLINE Span cut_to(int64_t first, int64_t last, int64_t keys) {
+    return {static_cast<int>(first > 0 ? first : 0), static_cast<int>(last < keys ? last : keys)};
   }
   DT_INLINE int64_t base() const { return partition_ * kTilePartition; }
   DT_INLINE State part() const {
@@ -370,8 +373,10 @@ class Work {
     if (weighed_ == end) return;
     if (!is_copied_) {
       const bool is_whole = base() >= most_first_ && base() + kTilePartition <= least_last_;
-      if (is_whole) copy_values<false>(0, kTilePartition);
-      else is_spoiled_ = copy_values<true>(unit_.first_key - base(), unit_.end_key - base());
+      const Span own = cut_to(unit_.first_key - base(), unit_.end_key - base(), kTilePartition);
+      const int64_t first = own.first / kStep, last = divide_up(own.last, kStep);
+      if (is_whole) copy_values<false>(own, first, last);
+      else is_spoiled_ = copy_values<true>(own, first, last);
       is_spoiled_ &= !is_whole;
       is_copied_ = true;
     }
@@ -385,7 +390,7 @@ class Work {
       memcpy(before, room_.values, count * sizeof(float));
       for (int64_t i = 0; i < block.rows; ++i) {
         const Span own = span(block.start + i, base(), kTilePartition);
-        copy_values<true>(own.first, own.last);
+        copy_values<true>(own, weighed_, end);
         memcpy(room_.values, before, count * sizeof(float));
         add();
         memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
@@ -411,22 +416,22 @@ class Work {
     }
   }
 
-  // Tiles of the values of a partition's keys first .. last - 1, zeros for others. Returns whether some are
+  // Tiles of the values of steps step .. end - 1 of a partition, zeros in the place of keys that are not seen. Returns whether some are
   // no finite numbers, where that is asked.
-  template <bool is_cut> bool copy_values(int64_t first, int64_t last) const {
+  template <bool is_cut> bool copy_values(Span keys, int64_t step, int64_t end) {
     const IVec exponents = iset1(0x7f807f80), low = iset1(0xffff);
     IVec seen[2][kCell / 2], least = exponents;
-    for (int64_t c = 0; c < kTileCells; c += 2) {
+    for (int64_t c = 2 * step; c < 2 * end; c += 2) {
       const char *from[] = {cells_[c] + plan_.layout.values_at, cells_[c + 1] + plan_.layout.values_at};
       char* to = room_.tiles + c / 2 * kTileBytes;
       if (is_cut)
         for (int64_t k = 0; k < 2 * kCell; k += 2) {
           const int64_t key = c * kCell + k;
-          const uint32_t pair = (key >= first && key < last ? 0xffff : 0) |
-                                (key + 1 >= first && key + 1 < last ? 0xffff0000 : 0);
+          const uint32_t pair = (keys.has(key) ? 0xffff : 0) | (keys.has(key + 1) ? 0xffff0000 : 0);
           seen[k / kCell][k % kCell / 2] = iset1(static_cast<int32_t>(pair));
         }
-      for (int64_t d = 0; d < size_ / kCell; ++d, to += kPartitionSteps * kTileBytes)
+      for (int64_t d = 0; d < size_ / kCell; ++d, to += kPartitionSteps * kTileBytes) {
+        ask();
         for (int k = 0; k < kCell / 2; ++k) {
           IVec x[2];
           for (int j = 0; j < 2; ++j) {
@@ -438,6 +443,7 @@ class Work {
           istore(to + k * 128, _mm512_ternarylogic_epi32(shift_left<16>(x[1]), x[0], low, 0xf8));
           istore(to + k * 128 + 64, paired(x[0], x[1]));
         }
+      }
     }
     return is_cut && _mm512_cmpeq_epi16_mask(least, iset1(0));
   }
