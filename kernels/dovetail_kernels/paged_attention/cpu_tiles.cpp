@@ -234,6 +234,9 @@ class Work {
   static DT_INLINE Span cut_to(int64_t first, int64_t last, int64_t keys) {
     return {static_cast<int>(first > 0 ? first : 0), static_cast<int>(last < keys ? last : keys)};
   }
+  DT_INLINE int64_t tile_of(int64_t step) const {
+    return (rows_ > kGroupRows ? step : step % kChunkSteps) * kTileBytes;
+  }
   DT_INLINE int64_t base() const { return partition_ * kTilePartition; }
   DT_INLINE State part() const {
     float* parts = plan_.parts + plan_.parts_at[number_];
@@ -371,10 +374,11 @@ class Work {
   // Adds values of steps weighed_ .. end - 1, which are of one chunk.
   void add_values(const Block& block, int64_t end) {
     if (weighed_ == end) return;
-    if (!is_copied_) {
+    const Span own = cut_to(unit_.first_key - base(), unit_.end_key - base(), kTilePartition);
+    const bool is_alone = rows_ <= kGroupRows;  // its values come chunk by chunk, to the same tiles
+    if (!is_copied_ || is_alone) {
+      const int64_t first = is_alone ? weighed_ : own.first / kStep, last = is_alone ? end : divide_up(own.last, kStep);
       const bool is_whole = base() >= most_first_ && base() + kTilePartition <= least_last_;
-      const Span own = cut_to(unit_.first_key - base(), unit_.end_key - base(), kTilePartition);
-      const int64_t first = own.first / kStep, last = divide_up(own.last, kStep);
       if (is_whole) copy_values<false>(own, first, last);
       else is_spoiled_ = copy_values<true>(own, first, last);
       is_spoiled_ &= !is_whole;
@@ -389,8 +393,7 @@ class Work {
       float *const before = room_.spare, *const after = before + count;
       memcpy(before, room_.values, count * sizeof(float));
       for (int64_t i = 0; i < block.rows; ++i) {
-        const Span own = span(block.start + i, base(), kTilePartition);
-        copy_values<true>(own, weighed_, end);
+        copy_values<true>(span(block.start + i, base(), kTilePartition), weighed_, end);
         memcpy(room_.values, before, count * sizeof(float));
         add();
         memcpy(after + i * value_row_, room_.values + i * value_row_, value_row_ * sizeof(float));
@@ -409,7 +412,7 @@ class Work {
       const char* w = room_.tiles + 2 * d * kPartitionSteps * kTileBytes;
       for (int64_t b = weighed_; b < end; ++b) {
         multiply_tiles<T>(room_.weights + b % kChunkSteps * 64, kWeightRow, kRows * kWeightRow,
-                          w + b * kTileBytes, w + (kPartitionSteps + b) * kTileBytes);
+                          w + tile_of(b), w + kPartitionSteps * kTileBytes + tile_of(b));
         ask();
       }
       store_sums<T>(sums, value_row_ * 4);
@@ -423,7 +426,7 @@ class Work {
     IVec seen[2][kCell / 2], least = exponents;
     for (int64_t c = 2 * step; c < 2 * end; c += 2) {
       const char *from[] = {cells_[c] + plan_.layout.values_at, cells_[c + 1] + plan_.layout.values_at};
-      char* to = room_.tiles + c / 2 * kTileBytes;
+      char* to = room_.tiles + tile_of(c / 2);
       if (is_cut)
         for (int64_t k = 0; k < 2 * kCell; k += 2) {
           const int64_t key = c * kCell + k;
