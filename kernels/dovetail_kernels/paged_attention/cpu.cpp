@@ -57,7 +57,10 @@ DT_KERNEL(paged_attention, AttentionArgs) {
   using namespace dt::DT_OTHERS::attention;
   if (args.k) dt::DT_OTHERS::attention::write_cache(args);
 #if defined(__AMX_TILE__)
-  if (args.may_round && args.format == kKvBfloat16) return dt::DT_ISA::attention::attend_tiles(args);
+  // Not by how many rows there are, since a row's bits must not depend on its neighbours: one query head to a
+  // kv head would take a tenth longer to decode, several take as long or half.
+  if (args.may_round && args.format == kKvBfloat16 && args.num_heads > args.num_kv_heads)
+    return dt::DT_ISA::attention::attend_tiles(args);
 #endif
 #if defined(__AVX512BF16__)
   const bool is_bfloat16 = args.format == kKvBfloat16;  // or exactly one, as 8-bit floats are

@@ -26,7 +26,7 @@ namespace {
 using namespace amx_tiles;
 
 constexpr int64_t kUnitRowsByTiles = 512;  // share the copy of the values
-constexpr int64_t kTilePartition = 4 * kPartition;
+constexpr int64_t kTilePartition = 2 * kPartition;
 constexpr int64_t kTileCells = kTilePartition / kCell;
 constexpr int64_t kGroupRows = 2 * kRows;
 constexpr int64_t kStep = 32;        // inputs of a product of tiles
@@ -57,7 +57,7 @@ DT_INLINE IVec paired(IVec low, IVec high) {
   return _mm512_ternarylogic_epi32(shift_right<16>(low), high, iset1(static_cast<int32_t>(0xffff0000)), 0xf8);
 }
 
-template <int sums, int x, int w> DT_INLINE void add_products() {
+template <int sums, int x, int w> DT_INLINE void add_product() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(w));
 }
 
@@ -66,11 +66,11 @@ template <int T>
 DT_INLINE void multiply_tiles(const char* a, int64_t stride, int64_t apart, const char* w0, const char* w1) {
   load_tile<4>(a, stride);
   load_tile<6>(w0, 64);
-  add_products<0, 4, 6>();
-  if (T == 2) load_tile<5>(a + apart, stride), add_products<2, 5, 6>();
+  add_product<0, 4, 6>();
+  if (T == 2) load_tile<5>(a + apart, stride), add_product<2, 5, 6>();
   load_tile<7>(w1, 64);
-  add_products<1, 4, 7>();
-  if (T == 2) add_products<3, 5, 7>();
+  add_product<1, 4, 7>();
+  if (T == 2) add_product<3, 5, 7>();
 }
 template <int T> DT_INLINE void clear_sums() {
   clear_tile<0>(), clear_tile<1>();
@@ -171,7 +171,6 @@ class Work {
   alignas(64) float sums_[kGroupRows][kLanes], top_[kGroupRows], less_[kGroupRows], total_[kGroupRows];
 
   DT_INLINE bool has_half_step() const { return size_ % kStep; }
-
   void pack_rows() {
     const float* token = args_.q + (args_.query_start[unit_.row] + unit_.query) * args_.q_stride;
     const Vec scale = set1(plan_.score_scale);
@@ -265,8 +264,7 @@ class Work {
       const int64_t after = (step / kBlockSteps + 1) * kBlockSteps, end = after < last ? after : last;
       const Block block{start, rows, step, end - step, step == first,
                         all.first <= step * kStep && all.last >= end * kStep};
-      if (rows > kRows) score<2>(block);
-      else score<1>(block);
+      rows > kRows ? score<2>(block) : score<1>(block);
       for (int64_t i = 0; i < rows; ++i) weigh_row(block, i);
       step = end;
       if (step == last || step % kChunkSteps == 0) add_values(block, step);
@@ -329,10 +327,7 @@ class Work {
       istore(to + b * 64, paired(as_int(low), as_int(high)));
       sums = add(add(sums, low), high);
     };
-    if (block.steps == kBlockSteps)
-      for (int b = 0; b < kBlockSteps; ++b) step(b);
-    else
-      for (int64_t b = 0; b < block.steps; ++b) step(b);
+    for (int64_t b = 0; b < block.steps; ++b) step(b);
     return sums;
   }
   DT_INLINE void set_top(int64_t i, float top) {
@@ -384,10 +379,7 @@ class Work {
       is_spoiled_ &= !is_whole;
       is_copied_ = true;
     }
-    const auto add = [&] {
-      if (block.rows > kRows) add_products_of<2>(weighed_ == group_first_, end);
-      else add_products_of<1>(weighed_ == group_first_, end);
-    };
+    const auto add = [&] { block.rows > kRows ? add_products<2>(end) : add_products<1>(end); };
     if (is_spoiled_) {  // each row meets no values but those that it sees
       const int64_t count = kGroupRows * value_row_;
       float *const before = room_.spare, *const after = before + count;
@@ -404,10 +396,10 @@ class Work {
     }
     weighed_ = end;
   }
-  template <int T> void add_products_of(bool is_first, int64_t end) {
+  template <int T> void add_products(int64_t end) {
     for (int64_t d = 0; d < steps_; ++d) {
       char* const sums = reinterpret_cast<char*>(room_.values + d * kStep);
-      if (is_first) clear_sums<T>();
+      if (weighed_ == group_first_) clear_sums<T>();
       else load_sums<T>(sums, value_row_ * 4);
       const char* w = room_.tiles + 2 * d * kPartitionSteps * kTileBytes;
       for (int64_t b = weighed_; b < end; ++b) {
