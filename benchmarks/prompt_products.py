@@ -145,7 +145,7 @@ def median_times_s(calls: Sequence[Callable[[], object]], rounds: int) -> list[f
 def print_attention(
     attention: Attention, rounds: int, threads: int, sources: list[Library]
 ) -> None:
-    """Print rates of attention, their shares of what tiles do at most, and the last over the first."""
+    """Print rates of attention, their shares of what tiles do, and the last over the first."""
     tiles, memory = sources[-1].kernel("probe_tiles", ProbeArgs), torch.zeros(16 * 256)
     args = ProbeArgs(rounds=PROBE_ROUNDS, out=memory.data_ptr())
     probed = threads * TASKS_PER_THREAD * PROBE_ROUNDS * tiles(ctypes.byref(args))

@@ -353,8 +353,11 @@ class Work {
       if (args_.soft_cap > 0)
         for (int64_t k = 0; k < keys; k += kLanes) store(s + k, capped(load(s + k), args_.soft_cap));
     }
-    for (int64_t k = 0; k < keys; ++k)
-      if (k < own.first || k >= own.last) s[k] = -INFINITY;
+    for (int64_t k = 0; k < keys; k += kLanes) {
+      const auto before = [&](int64_t key) { return (1u << (key < k ? 0 : key > k + kLanes ? kLanes : key - k)) - 1; };
+      const auto seen = static_cast<__mmask16>(before(own.last) & ~before(own.first));
+      _mm512_mask_storeu_ps(s + k, static_cast<__mmask16>(~seen), set1(-INFINITY));
+    }
   }
 
   // Adds values of steps weighed_ .. end - 1, which are of one chunk.
