@@ -3,8 +3,8 @@
 //
 // A cell's keys already lie as AMX reads them: 16 pairs of 16 keys are a tile. A tile of values has pairs of
 // keys from two cells, so a unit copies the values of a partition, once for all of its rows. A group of 32
-// rows meets a partition in blocks of keys: their scores become weights, and those of some blocks together
-// weigh values. All that a group needs fits a core's first cache. Tiles and vectors take turns, since they
+// rows meets a partition in blocks of keys: their scores become weights, and the weights of some blocks
+// together multiply values. All that a group needs fits a core's first cache. Tiles and vectors take turns, since they
 // share a port; instructions that round to bfloat16 or multiply its pairs wait for tiles, so none are used.
 //
 // A row's weights are e^(s - top), where its top is the largest score of its first block, or of a later one
@@ -37,7 +37,7 @@ constexpr int64_t kScoreRow = kBlockKeys * 4;            // bytes
 constexpr int64_t kWeightRow = kChunkSteps * 64 + 64;    // rows do not share cache sets
 constexpr int64_t kHalfTile = kTileBytes / 2;
 constexpr float kLog2E = 1.44269504f;
-constexpr float kMost = 512.0f;      // what the weights of four keys add up to
+constexpr float kMost = 512.0f;      // four weights that add up to more raise their row's top
 
 // 2^x of a weight, rounded to bfloat16; before that its relative error is below 5e-6. 0 for what is far below
 // 0; a NaN stays one.
@@ -154,7 +154,7 @@ class Work {
   int64_t most_first_ = 0, least_last_ = INT64_MAX;  // all rows see what lies between
   int64_t partition_ = 0;
   const char *cells_[kTileCells], *next_[kTileCells];  // of this partition, and of the one after it
-  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next one's: asked for, in all, beside one work
+  int64_t asked_ = 0, lines_ = 0, share_ = 0;  // of the next one's: asked for so far, in all, at a time
   bool is_copied_ = false;   // the partition's values are in tiles
   bool is_spoiled_ = false;  // some of them are no finite numbers, and not for all rows
   int64_t group_first_ = 0, weighed_ = 0;  // of the partition's steps: where a group begins, and has come to
@@ -293,7 +293,7 @@ class Work {
 
   DT_INLINE float* scores(int64_t i) const { return reinterpret_cast<float*>(room_.scores + i * kScoreRow); }
 
-  // A row's weights, rounded; those of keys that it does not see are 0.
+  // A row's weights, rounded; 0 for keys that it does not see.
   DT_INLINE void weigh_row(const Block& block, int64_t i) {
     if (!block.is_whole || is_shaped_) shape_row(block, i);
     if (block.is_first) {
@@ -342,7 +342,7 @@ class Work {
     for (int64_t d = 0; d < size_; d += kLanes) store(row + d, mul(load(row + d), factor));
   }
 
-  // Adds biases to a row's scores, caps them and hides those of keys that it does not see.
+  // Adds biases to a row's scores, caps them and hides keys that it does not see.
   void shape_row(const Block& block, int64_t i) const {
     float* const s = scores(i);
     const int64_t first = base() + block.step * kStep, keys = block.steps * kStep;
@@ -437,7 +437,7 @@ class Work {
     return is_cut && _mm512_cmpeq_epi16_mask(least, iset1(0));
   }
 
-  // Adds up to sixteen rows of a partition's results to the unit's, as merge_row does; or keeps them.
+  // Adds up to sixteen rows of a partition's results to the unit's, as merge_row does; or stores them apart.
   void merge(int64_t start, int64_t rows, int64_t i) const {
     const int64_t at = start + i, left = rows - i;
     const int count = static_cast<int>(left < kLanes ? left : kLanes);
