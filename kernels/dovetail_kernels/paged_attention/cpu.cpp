@@ -57,8 +57,8 @@ DT_KERNEL(paged_attention, AttentionArgs) {
   using namespace dt::DT_OTHERS::attention;
   if (args.k) dt::DT_OTHERS::attention::write_cache(args);
 #if defined(__AMX_TILE__)
-  // Not by how many rows there are, since a row's bits must not depend on its neighbours: one query head to a
-  // kv head would take a tenth longer to decode, several take as long or half.
+  // Not by how many rows there are, since a row's bits must not depend on its neighbours. One row of a model
+  // with one query head to a kv head would take 1.15 times as long.
   if (args.may_round && args.format == kKvBfloat16 && args.num_heads > args.num_kv_heads)
     return dt::DT_ISA::attention::attend_tiles(args);
 #endif
