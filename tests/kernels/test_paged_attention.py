@@ -15,7 +15,7 @@ import torch
 
 from dovetail_kernels import load_op
 from dovetail_kernels.check import check_case
-from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.paged_attention.layout import FORMATS, cache_shape, pack, unpack
 from dovetail_kernels.paged_attention.native import Step
@@ -257,6 +257,50 @@ def test_rounding_is_done_where_it_pays_and_adds_up_to_one() -> None:
     assert torch.equal(exact, rounded) == (found.isa not in BFLOAT16_ISAS)
     same = World(torch.bfloat16).step([(0, q, k, torch.full_like(v, 1.5))], may_round=True)[0]
     torch.testing.assert_close(same, torch.full_like(same, 1.5), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.02], ids=["level", "rising"])
+@pytest.mark.parametrize(("heads", "size"), [((14, 2), 64), ((6, 2), 80)], ids=str)
+def test_tiles_are_as_near_to_the_definition_as_pairs(
+    heads: tuple[int, int], size: int, growth: float
+) -> None:
+    """Errors of a row's output, relative to it, by AMX and by pairs of bfloat16. Where scores rise
+    from key to key, weights are scaled again and again on the way."""
+    found = library()
+    if found is None or found.best_isa != "amx" or "amx" not in found.isas():
+        pytest.skip("this machine has no AMX")
+    count, queries, draw = 1100, 70, torch.Generator().manual_seed(5)
+    case = {
+        "q": torch.randn(queries, heads[0], size, generator=draw),
+        "cache": torch.randn(2, 69, BLOCK, heads[1], size, generator=draw).bfloat16(),
+    }
+    case["q"][..., 0] = size**0.5
+    rising = torch.arange(69 * BLOCK).view(69, BLOCK, 1) * growth
+    case["cache"][0, ..., 0] = rising.bfloat16()
+    table = torch.arange(69).int().unsqueeze(0)
+    where = {
+        "block_table": table,
+        "query_start": torch.tensor([0, queries]).int(),
+        "seq_lens": torch.tensor([count]).int(),
+    }
+    wide = {name: x.double() for name, x in case.items()}
+    exact = OP.reference(**wide, **where, scale=size**-0.5)
+    errors = []
+    for isa in ("avx512bf16", "amx"):
+        step = Step(**where, slots=None, block_tokens=BLOCK, source=Library(found.path, isa))
+        step.set_rules(
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_size=size,
+            scale=size**-0.5,
+            may_round=True,
+        )
+        out = step(case["q"], None, None, pack(case["cache"]))
+        errors.append((out.double() - exact).norm(dim=-1) / exact.norm(dim=-1))
+    by_pairs, by_tiles = errors
+    assert not torch.equal(by_pairs, by_tiles)
+    assert by_tiles.mean() < 1.03 * by_pairs.mean()
+    assert by_tiles.max() < 1.3 * by_pairs.max()
 
 
 @pytest.mark.parametrize("dtype", FORMATS[:-1], ids=NAMES[:-1])

@@ -16,10 +16,6 @@ namespace amx_tiles {
 constexpr int64_t kInputs = 32;            // of a tile, in pairs
 constexpr int64_t kDepth = 256;            // inputs of a panel that all rows are multiplied by at a time
 
-template <int sums, int x, int w> DT_INLINE void add_products() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(w));
-}
-
 // The rows of a block: for each 16 of them a tile for each 32 inputs.
 struct Rows {
   char* at;
@@ -54,27 +50,14 @@ inline void round_piece(const Block& from, const Rows& to, int64_t t, int64_t fi
 template <int T>
 DT_INLINE void piece(const char* a, int64_t apart, const char* w, int64_t blocks, float* c, bool adds,
                      const Prefetch& prefetch) {
-  float* low = c + kRows * kPanel;
-  if (adds) {
-    load_tile<0>(c, kStride), load_tile<1>(c + kRows, kStride);
-    if (T == 2) load_tile<2>(low, kStride), load_tile<3>(low + kRows, kStride);
-  } else {
-    clear_tile<0>(), clear_tile<1>();
-    if (T == 2) clear_tile<2>(), clear_tile<3>();
-  }
+  if (adds) load_sums<T>(c, kStride);
+  else clear_sums<T>();
   for (int64_t block = 0; block < blocks; ++block, a += kTileBytes, w += kRows * kStride) {
-    load_tile<4>(a, 64);
-    load_tile<6>(w, kStride);
-    add_products<0, 4, 6>();
-    if (T == 2) load_tile<5>(a + apart, 64), add_products<2, 5, 6>();
-    load_tile<7>(w + kRows * 4, kStride);
-    add_products<1, 4, 7>();
-    if (T == 2) add_products<3, 5, 7>();
+    multiply_tiles<T>(a, 64, apart, w, w + kRows * 4, kStride);
     for (int64_t line = 0; line < prefetch.bytes; line += kLineBytes)
       __builtin_prefetch(prefetch.next + block * prefetch.bytes + line);
   }
-  store_tile<0>(c, kStride), store_tile<1>(c + kRows, kStride);
-  if (T == 2) store_tile<2>(low, kStride), store_tile<3>(low + kRows, kStride);
+  store_sums<T>(c, kStride);
 }
 
 // Some panels for all rows: of many rows a part of the inputs for every panel, then the next, since all

@@ -45,6 +45,39 @@ template <int t> DT_INLINE void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(t) : "memory");
 }
 
+// Registers 0 to 3 are T tiles of rows, one above the other, of two tiles of columns.
+template <int T> DT_INLINE void clear_sums() {
+  clear_tile<0>(), clear_tile<1>();
+  if (T == 2) clear_tile<2>(), clear_tile<3>();
+}
+template <int T> DT_INLINE void load_sums(const void* from, int64_t stride) {
+  const char *at = static_cast<const char*>(from), *low = at + kRows * stride;
+  load_tile<0>(at, stride), load_tile<1>(at + 64, stride);
+  if (T == 2) load_tile<2>(low, stride), load_tile<3>(low + 64, stride);
+}
+template <int T> DT_INLINE void store_sums(void* to, int64_t stride) {
+  char *at = static_cast<char*>(to), *low = at + kRows * stride;
+  store_tile<0>(at, stride), store_tile<1>(at + 64, stride);
+  if (T == 2) store_tile<2>(low, stride), store_tile<3>(low + 64, stride);
+}
+
+template <int sums, int x, int w> DT_INLINE void add_products() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(x), "i"(w));
+}
+
+// The sums += T tiles of bfloat16 rows, `apart` bytes from one another, times two of columns.
+template <int T>
+DT_INLINE void multiply_tiles(const char* rows, int64_t row_stride, int64_t apart, const char* low,
+                              const char* high, int64_t stride) {
+  load_tile<4>(rows, row_stride);
+  load_tile<6>(low, stride);
+  add_products<0, 4, 6>();
+  if (T == 2) load_tile<5>(rows + apart, row_stride), add_products<2, 5, 6>();
+  load_tile<7>(high, stride);
+  add_products<1, 4, 7>();
+  if (T == 2) add_products<3, 5, 7>();
+}
+
 }  // namespace amx_tiles
 }  // namespace DT_ISA
 }  // namespace dt

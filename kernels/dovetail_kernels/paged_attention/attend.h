@@ -39,6 +39,7 @@ struct Plan {
   float score_scale, value_scale;  // of products with what the cache holds
   Layout layout;
   int64_t is_packed;   // 1 where cells are unpacked first
+  int64_t partition;   // keys, a multiple of kPartition
   int64_t group;       // query heads of a kv head
   int64_t unit_rows;   // rows of the largest unit
   Unit* units;
@@ -59,16 +60,16 @@ DT_INLINE void see(const AttentionArgs& args, int64_t length, int64_t position, 
 }
 
 // Fills `unit` with queries query .. query + queries - 1 of a row.
-DT_INLINE void set_unit(const AttentionArgs& args, int64_t row, int64_t query, int64_t queries,
-                        Unit* unit) {
+DT_INLINE void set_unit(const Plan& plan, int64_t row, int64_t query, int64_t queries, Unit* unit) {
+  const AttentionArgs& args = *plan.args;
   const int64_t length = args.seq_lens[row];
   const int64_t start = length - (args.query_start[row + 1] - args.query_start[row]);
   int64_t ignored;
   *unit = {row, query, queries, start + query, 0, 0, 0, 0, 1};
   see(args, length, unit->position, &unit->first_key, &ignored);
   see(args, length, unit->position + queries - 1, &ignored, &unit->end_key);
-  unit->first = unit->first_key / kPartition;
-  unit->count = divide_up(unit->end_key, kPartition) - unit->first;
+  unit->first = unit->first_key / plan.partition;
+  unit->count = divide_up(unit->end_key, plan.partition) - unit->first;
 }
 
 // Late queries first: they cost the most.
@@ -80,7 +81,7 @@ inline void make_units(Plan* plan) {
     const int64_t queries = args.query_start[row + 1] - args.query_start[row];
     for (int64_t n = divide_up(queries, most); n-- > 0;) {
       const int64_t end = (n + 1) * most < queries ? (n + 1) * most : queries;
-      set_unit(args, row, n * most, end - n * most, unit++);
+      set_unit(*plan, row, n * most, end - n * most, unit++);
     }
   }
   plan->num_units = unit - plan->units;
@@ -98,7 +99,7 @@ inline void divide_units(Plan* plan) {
   plan->num_pieces = 0;
   for (int64_t u = 0; u < plan->num_units; ++u) {
     Unit& unit = plan->units[u];
-    const int64_t cost = unit.queries * plan->group * kPartition;
+    const int64_t cost = unit.queries * plan->group * plan->partition;
     const int64_t parts = num_threads() == 1 ? unit.count : most / cost > 1 ? most / cost : 1;
     unit.pieces = divide_up(unit.count, parts);
     plan->num_pieces += unit.pieces * heads;
@@ -134,6 +135,12 @@ DT_INLINE State state_at(float* memory, int64_t rows, int64_t head_size) {
   return {memory, memory + rows * head_size, memory + rows * (head_size + 1)};
 }
 
+DT_INLINE float first(Vec x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  return lanes[0];
+}
+
 // Adds a partition's row to a state's row. A row that saw nothing has total 0.
 DT_INLINE void merge_row(const State& state, int64_t row, const float* values, float top,
                          float total, int64_t head_size) {
@@ -146,12 +153,10 @@ DT_INLINE void merge_row(const State& state, int64_t row, const float* values, f
     return;
   }
   const float peak = top > state.top[row] ? top : state.top[row];
-  float both[kLanes] = {state.top[row] - peak, top - peak};
-  store(both, exp(load(both)));
-  const Vec old = set1(both[0]), fresh = set1(both[1]);
+  const Vec old = exp(set1(state.top[row] - peak)), fresh = exp(set1(top - peak));
   for (int64_t d = 0; d < head_size; d += kLanes)
     store(to + d, fma(load(values + d), fresh, mul(load(to + d), old)));
-  state.total[row] = total * both[1] + state.total[row] * both[0];
+  state.total[row] = total * first(fresh) + state.total[row] * first(old);
   state.top[row] = peak;
 }
 
@@ -286,7 +291,7 @@ DT_INLINE void find_cells(const Plan& plan, const Unit& unit, int64_t head, int6
                           const char** cells) {
   const AttentionArgs& args = *plan.args;
   const Layout& layout = plan.layout;
-  const int64_t first = unit.first_key / kCell * kCell, most = base + kPartition;
+  const int64_t first = unit.first_key / kCell * kCell, most = base + plan.partition;
   const int64_t end = unit.end_key < most ? unit.end_key : most;
   int64_t key = first > base ? first : base;
   const auto tokens = static_cast<uint32_t>(args.block_tokens);
@@ -394,17 +399,20 @@ void run_piece(const Plan& plan, const Piece& piece, const Piece* after, const R
     merge_parts(plan, unit, piece.head, parts, state);
 }
 
-// Returns 0, or 1 when memory cannot be had.
-template <class F>
-int attend(const AttentionArgs& args) {
+// Plans the call and runs its pieces: run(plan, piece, after) returns false where memory cannot be had.
+// `unit` is that of the cache's numbers; units of more than one query have `rows` rows at most. Returns 0,
+// or 1 without memory.
+template <class Run>
+int attend_in_pieces(const AttentionArgs& args, float unit, int64_t rows, int64_t partition, const Run& run) {
   Plan plan{};
+  plan.partition = partition;
   plan.args = &args;
-  plan.score_scale = args.scale * args.k_scale * F::unit;
-  plan.value_scale = args.v_scale * F::unit;
+  plan.score_scale = args.scale * args.k_scale * unit;
+  plan.value_scale = args.v_scale * unit;
   plan.layout = Layout(args);
   plan.is_packed = is_packed(args.format);
   plan.group = args.num_heads / args.num_kv_heads;
-  plan.unit_rows = plan.group > kUnitRows ? plan.group : kUnitRows / plan.group * plan.group;
+  plan.unit_rows = plan.group > rows ? plan.group : rows / plan.group * plan.group;
   const int64_t most = plan.unit_rows / plan.group, heads = args.num_kv_heads;
   int64_t units = 0;
   for (int64_t row = 0; row < args.rows; ++row)
@@ -424,13 +432,23 @@ int attend(const AttentionArgs& args) {
   if (!plan.parts) return 1;
   int32_t has_failed = 0;
   parallel(plan.num_pieces, [&](int64_t task) {
-    Room room;
     const int64_t next = task + 1;
     const Piece* after = next < plan.num_pieces ? &plan.pieces[next] : nullptr;
-    if (get_room(plan, &room)) run_piece<F>(plan, plan.pieces[task], after, room);
-    else __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
+    if (!run(plan, plan.pieces[task], after)) __atomic_store_n(&has_failed, 1, __ATOMIC_RELAXED);
   });
   return has_failed;
+}
+
+// Returns 0, or 1 when memory cannot be had.
+template <class F>
+int attend(const AttentionArgs& args) {
+  const auto run = [](const Plan& plan, const Piece& piece, const Piece* after) {
+    Room room;
+    const bool has_room = get_room(plan, &room);
+    if (has_room) run_piece<F>(plan, piece, after, room);
+    return has_room;
+  };
+  return attend_in_pieces(args, F::unit, kUnitRows, kPartition, run);
 }
 
 }  // namespace attention

@@ -10,21 +10,34 @@
 
 #include "paged_attention/layout.h"
 
-// The set with products of bfloat16 pairs differs from the one below it in nothing else.
+// The sets with products of bfloat16, in pairs and by tiles, differ from the one below them in nothing else.
 #if defined(__AVX512BF16__)
 #define DT_OTHERS avx512
 #else
 #define DT_OTHERS DT_ISA
+#endif
+#if defined(__AMX_TILE__)
+#define DT_PAIRS avx512bf16
+#else
+#define DT_PAIRS DT_ISA
 #endif
 
 namespace dt {
 namespace DT_ISA {
 namespace attention {
 
-int attend_pairs(const AttentionArgs& args);
+int attend_tiles(const AttentionArgs& args);
 
 }  // namespace attention
 }  // namespace DT_ISA
+
+namespace DT_PAIRS {
+namespace attention {
+
+int attend_pairs(const AttentionArgs& args);
+
+}  // namespace attention
+}  // namespace DT_PAIRS
 
 namespace DT_OTHERS {
 namespace attention {
@@ -43,10 +56,16 @@ int attend_int8(const AttentionArgs& args);
 DT_KERNEL(paged_attention, AttentionArgs) {
   using namespace dt::DT_OTHERS::attention;
   if (args.k) dt::DT_OTHERS::attention::write_cache(args);
+#if defined(__AMX_TILE__)
+  // Not by how many rows there are, since a row's bits must not depend on its neighbours. One row of a model
+  // with one query head to a kv head would take 1.15 times as long.
+  if (args.may_round && args.format == kKvBfloat16 && args.num_heads > args.num_kv_heads)
+    return dt::DT_ISA::attention::attend_tiles(args);
+#endif
 #if defined(__AVX512BF16__)
   const bool is_bfloat16 = args.format == kKvBfloat16;  // or exactly one, as 8-bit floats are
   if (args.may_round && (is_bfloat16 || args.format == kKvE4m3 || args.format == kKvE5m2))
-    return dt::DT_ISA::attention::attend_pairs(args);
+    return dt::DT_PAIRS::attention::attend_pairs(args);
 #endif
   switch (args.format) {
     case kKvFloat32: return attend_float32(args);

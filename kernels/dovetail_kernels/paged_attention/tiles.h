@@ -351,6 +351,7 @@ __attribute__((noinline)) void value_row(const Context& context, const typename 
 struct Span {
   int first, last;
   DT_INLINE bool empty() const { return first >= last; }
+  DT_INLINE bool has(int64_t key) const { return key >= first && key < last; }
 };
 DT_INLINE Span seen(const Tile& tile, int i, int64_t base) {
   const int64_t a = tile.first[i] - base, b = tile.last[i] - base;
