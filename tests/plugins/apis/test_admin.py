@@ -100,6 +100,13 @@ def test_new_weights_are_read_by_all_before_any_uses_them() -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "path")
 
 
+def test_a_server_without_a_supervisor_is_not_replaced() -> None:
+    app, _ = app_for(enable_dev_endpoints=True)
+    for method in ("GET", "POST"):
+        answer = send(app, method, "/deploy")
+        assert (answer.status_code, "dovetail supervise" in answer.text) == (409, True)
+
+
 def test_server_info_tells_settings_and_no_secret() -> None:
     spec = fake_spec(max_rows=5)
     worker = type(spec.worker)(
