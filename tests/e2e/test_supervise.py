@@ -32,9 +32,9 @@ def until(claim: Callable[[], bool]) -> None:
 def test_no_request_is_lost_and_what_cannot_start_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From one API process to two and back, with connections that stay open and new ones."""
+    """From two API processes to one, with connections that stay open and new ones."""
     file = tmp_path / "settings.yaml"
-    file.write_text(SETTINGS)
+    file.write_text(f"{SETTINGS}api-server-count: 2\n")
     ends: Counter[str] = Counter()
     is_over = threading.Event()
 
@@ -58,14 +58,17 @@ def test_no_request_is_lost_and_what_cannot_start_changes_nothing(
             "POST", f"{url}/v1/completions", timeout=60,
             json={"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True},
         )  # fmt: skip
-        with ThreadPoolExecutor(4) as pool, long as stream:
+        with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=url) as idle, long as stream:
+            assert idle.get("/v1/models").status_code == 200
             lines = stream.iter_lines()
             next(lines)
             asking = [pool.submit(ask, url, keeps) for keeps in (True, False) * 2]
             try:
-                file.write_text(SETTINGS.replace(": 4", ": 9") + "api-server-count: 2\n")
+                file.write_text(SETTINGS.replace(": 4", ": 9"))
                 assert main(["deploy", "--url", url]) == 0
                 assert capsys.readouterr().out == "server 2 serves\n"
+                time.sleep(2.3)  # its connection was open, and is refused nothing
+                assert idle.get("/v1/models").status_code == 200
                 assert list(lines)[-2] == "data: [DONE]"  # began in the old server
                 until(lambda: most_rows(url) == 9)
                 for wrong, reason in (("model: /nowhere", "/nowhere"), ("port: 1", "stays as it")):
@@ -73,15 +76,15 @@ def test_no_request_is_lost_and_what_cannot_start_changes_nothing(
                     file.write_text(f"{kept}{wrong}\n")
                     assert main(["deploy", "--url", url]) == 1
                     assert reason in capsys.readouterr().err
-                file.write_text(SETTINGS)
+                file.write_text(f"{SETTINGS}model: /none\n")
                 server.process.send_signal(signal.SIGHUP)
-                until(lambda: most_rows(url) == 4)
+                until(lambda: "/none" in httpx.get(f"{url}/deploy").json()["reason"])
             finally:
                 is_over.set()
         assert [task.result() for task in asking]
         assert set(ends) == {"200"} and ends["200"] > 30, ends
         found = httpx.get(f"{url}/deploy").json()
-        assert (found["generation"], found["state"], found["asked"]) == (3, "serving", 5)
+        assert (found["generation"], found["state"], found["asked"]) == (2, "failed", 5)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert server.orphans(5.0) == []
