@@ -121,7 +121,7 @@ class NewWeights:
 def _files(path: str, key: str) -> Files:
     """Return name, bytes and time of change of the weight files. Raises: RequestError"""
     alone = files_alone(path)
-    if key and not alone:
+    if key and not alone and Path(path).exists():
         raise RequestError(
             "there are no weights alone.", where=WHERE, fix="leave out the key of a checkpoint."
         )
