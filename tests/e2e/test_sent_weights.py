@@ -99,8 +99,12 @@ def test_shared_memory_is_read_with_its_key_alone(
             with pytest.raises(RequestError, match=reason):
                 update(shared.write(wrong.items()))
             assert answer(llm) == (32, own)
+        update(shared.write(second.items()))
         with pytest.raises(RequestError, match="key of a checkpoint"):
             llm.collective_rpc("update_weights", kwargs={"path": str(folder), "key": key})
+        assert answer(llm) == (0, new)
+        llm.collective_rpc("update_weights", kwargs={"path": str(folder)})
+        assert answer(llm) == (0, own)
     assert not Path(shared.path).exists()
 
 
