@@ -104,9 +104,9 @@ class Server:
 
 
 class Supervisor:
-    """The servers on a socket. `arguments` are those of `dovetail serve`. `drain_s` returns how long
-    a server that starts now may take to answer at its end; it may raise ConfigError, as the server
-    does then."""
+    """The servers on a socket. `arguments` are those of `dovetail serve`. `drain_s` returns how
+    long a server that starts now may take to answer at its end; it may raise ConfigError, as the
+    server does then."""
 
     def __init__(
         self, arguments: dict[str, Any], sock: socket.socket, drain_s: Callable[[], float]
