@@ -49,6 +49,16 @@ def test_swap_by_name() -> None:
     assert len(output_of("swap_by_name.py").splitlines()) == 2
 
 
+def test_learn_arithmetic() -> None:
+    pytest.importorskip("transformers")
+    first, *steps, last = output_of("learn_arithmetic.py", "--steps", "2").splitlines()
+    assert re.fullmatch(r"step 0: \d+% of all sums are right", first)
+    assert [re.match(r"step 2: \d+% of all sums are right", line) is None for line in steps] == [
+        False
+    ]
+    assert 0 < float(last.removeprefix("largest mismatch: ")) < 1e-4
+
+
 def test_structured_output() -> None:
     schema, pattern, choice = output_of("structured_output.py").splitlines()
     assert set(ast.literal_eval(schema.partition(": ")[2])) == {"city", "is_capital"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail_plugins.commands._client import ServerError
 from dovetail_plugins.weight_transfer import SharedWeights, TrainerGroup
-from dovetail_plugins.weight_transfer.sent_folder import MEMORY, PREFIX
+from dovetail_plugins.weight_transfer.group import Meeting, TransferGroup, host
+from dovetail_plugins.weight_transfer.sent_folder import MEMORY, PREFIX, new_folder
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
@@ -96,9 +99,46 @@ def test_shared_memory_is_read_with_its_key_alone(
             with pytest.raises(RequestError, match=reason):
                 update(shared.write(wrong.items()))
             assert answer(llm) == (32, own)
+        update(shared.write(second.items()))
         with pytest.raises(RequestError, match="key of a checkpoint"):
             llm.collective_rpc("update_weights", kwargs={"path": str(folder), "key": key})
+        assert answer(llm) == (0, new)
+        llm.collective_rpc("update_weights", kwargs={"path": str(folder)})
+        assert answer(llm) == (0, own)
     assert not Path(shared.path).exists()
+
+
+def test_a_trainer_in_another_thread_sends_to_an_engine_in_python(
+    folder: Path, second: Tensors
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting: dict[str, Any] = {"address": "127.0.0.1", "port": port, "world_size": 2, "name": "g"}
+    meeting["timeout_s"] = 5.0
+
+    def train() -> TransferGroup:
+        group = host(Meeting(**meeting))
+        for tensor in second.values():
+            group.broadcast(tensor)
+        return group
+
+    with LLM(str(folder), **ENGINE) as llm, ThreadPoolExecutor(1) as pool:
+        own = answer(llm)[1]
+        trainer = pool.submit(train)
+        llm.collective_rpc("join_weight_group", kwargs=meeting)
+        assert llm.collective_rpc("weight_groups") == [{"g": 1}]
+        sent = announcement(second, name="g", folder=new_folder(0))
+        (received,) = llm.collective_rpc("receive_weights", kwargs=sent)
+        llm.collective_rpc("update_weights", kwargs={"path": received})
+        cached, new = answer(llm)
+        assert cached == 0 and new != own
+        sent = announcement({"a": torch.zeros(4)}, name="g", folder=new_folder(0))
+        with pytest.raises(RequestError, match="not all weights were received") as refused:
+            llm.collective_rpc("receive_weights", kwargs=sent)  # which the trainer does not send
+        assert refused.value.status == 504 and llm.collective_rpc("weight_groups") == [{}]
+        assert answer(llm) == (32, new)
+        trainer.result().close()
 
 
 def torch_group(url: str, world_size: int, name: str) -> Any:

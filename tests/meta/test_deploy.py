@@ -164,7 +164,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     command = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
     assert command
     program, word, *flags = shlex.split(command[1])
-    assert (Path(program).name, word) == ("dovetail", "serve")
+    assert (Path(program).name, word) == ("dovetail", "supervise")
     assert flags == ["--config", "/etc/dovetail/settings.yaml"]
     if shutil.which("systemd-analyze"):
         unit = tmp_path / UNIT.name

@@ -57,9 +57,11 @@ SHARED = set(
         "quantize",
         "published",
         "ranks",
+        "supervised",
         "syntax",
         "packed_weights",
         "tune",
+        "weight_transfer",
     ]
 )
 """Folders of what plugins share, which hold none."""

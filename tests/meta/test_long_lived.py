@@ -29,6 +29,8 @@ KNOWN = {
     "core/dovetail/engine/client/offline/sync_engines.py::_LoopThread.begin.create": A_REQUEST,
     "core/dovetail/engine/client/text/text_process.py::_Lane._do": AWAITED,
     "plugins/dovetail_plugins/apis/admin/engines.py::_remove": AWAITED,
+    "plugins/dovetail_plugins/apis/admin/pause.py::pause": AWAITED,
+    "plugins/dovetail_plugins/supervised/supervisor.py::Server.__init__": "ends with the server",
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet._change": A_REQUEST,
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet._end": "its fault is logged",
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet.let_go": "its change logs its fault",

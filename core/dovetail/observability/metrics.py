@@ -188,7 +188,9 @@ OPEN_REQUESTS = gauge(
     "dovetail:open_http_requests", "HTTP requests being answered now", merge="livesum"
 )
 ENGINE_UP = gauge(
-    "dovetail:engine_up", "1 while the engine of this number runs, 0 once it has died", ("engine",)
+    "dovetail:engine_up",
+    "1 while the engine of this number runs, 0 once it has died; not there once it was removed",
+    ("engine",),
 )
 ENGINE_RESTARTING = gauge(
     "dovetail:engine_restarting", "1 while a dead engine is being started again", ("engine",)

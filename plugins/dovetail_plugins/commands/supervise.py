@@ -7,10 +7,14 @@ and what the configuration file has then.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_arguments
+
+if TYPE_CHECKING:
+    from dovetail.config.config import Config
 
 
 class SuperviseCommand(Command):
@@ -33,7 +37,10 @@ class SuperviseCommand(Command):
         from dovetail.server.launch.sockets import listening
         from dovetail_plugins.supervised.supervisor import Supervisor
 
-        config = config_of(args, model=None, environ=os.environ)
+        def read() -> Config:
+            return config_of(args, environ=os.environ)
+
+        config = read()
         if config.parallel.headless:
             raise ConfigError(
                 "engines without an HTTP server are not replaced.",
@@ -42,5 +49,4 @@ class SuperviseCommand(Command):
             )
         set_log_up(config)
         with listening(config.frontend) as sock:
-            drain_s = config.frontend.shutdown_timeout
-            return Supervisor(vars(args), sock, drain_s).run()
+            return Supervisor(vars(args), sock, lambda: read().frontend.shutdown_timeout).run()

@@ -63,6 +63,8 @@ class NewWeights:
     def __init__(self, runner: ModelRunner, release: Callable[[], None]) -> None:
         self._runner, self._release = runner, release
         self._read: ReadWeights | None = None
+        self._settings = runner.run.model.path
+        """The folder or file with the settings of the weights in use."""
 
     def read(self, path: str, key: str = "") -> None:
         """Read a checkpoint, unless it was read already. `key` is what files of weights alone must
@@ -85,7 +87,7 @@ class NewWeights:
         running, device = self._runner.run, self._runner.device
         verify_replaceable(running)
         if not files_alone(path):
-            verify_alike(running.model, path)
+            verify_alike(structs.replace(running.model, path=self._settings), path)
         verify_room(files, running, device)
         run = run_of(running, path, key)
         if run.rank.tensor_rank == 0:  # what one rank refuses, no rank uses
@@ -108,6 +110,8 @@ class NewWeights:
             torch.cuda.synchronize(self._runner.device)  # the copies may be freed before they end
         earlier, self._runner.run = self._runner.run.model.path, read.run
         self.drop()
+        if not files_alone(path):
+            self._settings = path
         if earlier != path:
             remove_sent(earlier)
 
@@ -121,7 +125,7 @@ class NewWeights:
 def _files(path: str, key: str) -> Files:
     """Return name, bytes and time of change of the weight files. Raises: RequestError"""
     alone = files_alone(path)
-    if key and not alone:
+    if key and not alone and Path(path).exists():
         raise RequestError(
             "there are no weights alone.", where=WHERE, fix="leave out the key of a checkpoint."
         )

@@ -291,8 +291,8 @@ _ENGINE: Table = {
     **refused("answers are not watermarked", watermark_config=dict),
     **refused("models that write by diffusion are not supported", diffusion_config=dict),
     **refused("tables of n-gram embeddings are not supported", engram_config=dict),
-    **refused("a trainer's weights are read from a folder", "save them and POST /update_weights, "
-              "or load them as a LoRA adapter", weight_transfer_config=dict),
+    **refused("a trainer's weights come without a flag", "POST /init_weights_update_group or "
+              "/update_weights", weight_transfer_config=dict),
 }  # fmt: skip
 
 _MEDIA: Table = {

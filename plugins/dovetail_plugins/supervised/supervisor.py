@@ -7,6 +7,7 @@ ends. A new server that does not start changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,10 +17,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from dovetail.errors import ConfigError
 from dovetail.processes.process import Child, spawn
 from dovetail.server.launch.lifecycle import HAND_OVER, HAND_OVER_S
 from dovetail.server.launch.records import records_folder
@@ -41,7 +44,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Server:
-    """One server's process, whose lines go to this one's standard error too."""
+    """One server's process, whose lines go to this one's standard error too. At its end it may take
+    `drain_s` to answer."""
+
+    drain_s = 0.0
 
     def __init__(self, arguments: dict[str, Any], sock: socket.socket) -> None:
         reading, writing = os.pipe()
@@ -98,12 +104,15 @@ class Server:
 
 
 class Supervisor:
-    """The servers on a socket. `arguments` are those of `dovetail serve`; an old server may take
-    `drain_s` to answer."""
+    """The servers on a socket. `arguments` are those of `dovetail serve`. `drain_s` returns how
+    long a server that starts now may take to answer at its end; it may raise ConfigError, as the
+    server does then."""
 
-    def __init__(self, arguments: dict[str, Any], sock: socket.socket, drain_s: float) -> None:
-        self._arguments, self._socket = arguments, sock
-        self._limit_s = HAND_OVER_S + drain_s + GRACE_S
+    def __init__(
+        self, arguments: dict[str, Any], sock: socket.socket, drain_s: Callable[[], float]
+    ) -> None:
+        self._arguments, self._socket, self._drain_s = arguments, sock, drain_s
+        self._is_ending = False
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._serving: Server | None = None
         self._starting: tuple[Server, float] | None = None
@@ -147,12 +156,18 @@ class Supervisor:
             else:
                 logger.warning("a new server is starting already")
         elif number is not None:
+            leaving = [] if self._is_ending else [server for server, _ in self._leaving]
             for server in self._all():
-                server.send(signal.SIGTERM)
+                if server not in leaving:  # those drain already: a signal would end them now
+                    server.send(signal.SIGTERM)
+            self._is_ending = True
 
     def _start(self) -> None:
         self._note(state="starting", reason="", asked=self._state.asked + 1)
-        self._starting = Server(self._arguments, self._socket), time.monotonic() + START_LIMIT_S
+        server = Server(self._arguments, self._socket)
+        with contextlib.suppress(ConfigError):  # which the server reports
+            server.drain_s = self._drain_s()
+        self._starting = server, time.monotonic() + START_LIMIT_S
 
     def _look(self) -> int | None:
         """Follow the servers; return the exit status once all has ended. Mutates: self"""
@@ -162,9 +177,7 @@ class Supervisor:
         if self._serving is None:
             return None if self._starting else self._first_failed
         status = self._serving.status
-        if status is None or self._leaving:
-            return None
-        return status if status >= 0 else SIGNALLED - status
+        return None if status is None or self._leaving else _exit_status(status)
 
     def _look_at_start(self, server: Server, limit_s: float) -> None:
         if server.status is None and not server.is_ready and time.monotonic() < limit_s:
@@ -177,13 +190,14 @@ class Supervisor:
             logger.info("server %d serves", generation)
             if old is not None:
                 old.send(HAND_OVER)
-                self._leaving.append((old, time.monotonic() + self._limit_s))
+                limit_s = HAND_OVER_S + old.drain_s + GRACE_S
+                self._leaving.append((old, time.monotonic() + limit_s))
             return
         status = server.end(0.0)
         reason = server.last_lines() or f"it ended with status {status}."
         self._note(state="failed", reason=reason)
         if self._serving is None:
-            self._first_failed = status or 1
+            self._first_failed = _exit_status(status) or 1
         else:
             logger.error("the new server did not start, the old one goes on: %s", reason)
 
@@ -199,3 +213,8 @@ class Supervisor:
     def _note(self, **changes: Any) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)
         deployment.write(self._state)
+
+
+def _exit_status(status: int) -> int:
+    """Return a shell's exit status of a process, which may have ended by a signal."""
+    return status if status >= 0 else SIGNALLED - status

@@ -36,7 +36,7 @@ def checked(name: str, dtype: str, shape: Sequence[int]) -> Described:
     found = Described(name, dtype.removeprefix("torch."), tuple(shape))
     if found.dtype not in WORDS:
         known = ", ".join(sorted(WORDS))
-        raise RequestError(f'"{dtype}" is no type of weights.', where=name, fix=f"use {known}.")
+        raise RequestError(f'weights are not of type "{dtype}".', where=name, fix=f"use {known}.")
     return found
 
 

@@ -24,7 +24,7 @@ def place_of(name: str) -> Path:
     """Return the file of a name in shared memory. Raises: RequestError for a bad name"""
     if not NAME.fullmatch(name):
         fix = "use letters, digits, - and _."
-        raise RequestError(f'"{name}" is no name.', where="shared_memory", fix=fix)
+        raise RequestError(f'"{name}" is not a name.', where="shared_memory", fix=fix)
     return MEMORY / name
 
 

@@ -77,13 +77,13 @@ class TrainerGroup:
         """Send a request, and act until it is answered; return the action's result. Raises:
         ServerError before what the action raises"""
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(
+            answer = pool.submit(
                 self._client.at_root, "POST", path, body, wait_s=2 * self._timeout_s
             )
             try:
                 return act()
             finally:
-                asked.result()
+                answer.result()
 
     def close(self) -> None:
         """Close the group. Raises: ServerError"""

@@ -100,6 +100,43 @@ def test_new_weights_are_read_by_all_before_any_uses_them() -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "path")
 
 
+def test_weights_of_a_group_are_announced_and_memory_has_a_key() -> None:
+    """A request that cannot be is refused before any rank waits for a trainer."""
+    app, engine = app_for(enable_dev_endpoints=True)
+    group = {"master_address": "here", "master_port": 1, "world_size": 2}
+    tensors = {"names": ["a", "b"], "dtypes": ["float32"] * 2, "shapes": [[2, 3], []]}
+    for path, body, param in (
+        ("init_weights_update_group", group, "world_size"),  # there are two ranks and the trainer
+        ("init_weights_update_group", {**group, "backend": "mpi"}, "backend"),
+        ("update_weights_from_distributed", tensors, "group_name"),
+        ("update_weights_from_distributed", {**tensors, "names": ["a"]}, "names"),
+        ("update_weights_from_distributed", {**tensors, "names": ["a", "a"]}, "names"),
+        ("update_weights_from_distributed", {**tensors, "dtypes": ["float32", "float"]}, "b"),
+        ("update_weights_from_distributed", {**tensors, "shapes": [[-1], []]}, "shapes[0][0]"),
+        ("update_weights", {"shared_memory": "../x", "key": "k"}, "shared_memory"),
+        ("update_weights", {"shared_memory": "x"}, None),
+        ("update_weights", {"path": "/x", "key": "k"}, None),
+        ("update_weights", {"path": "/x", "shared_memory": "x", "key": "k"}, None),
+    ):
+        answer = send(app, "POST", f"/{path}", body)
+        assert answer.status_code in (400, 409), answer.text
+        assert answer.json()["error"]["param"] == param, answer.text
+    assert {call.method for call in engine.worker_calls} <= {"weight_groups"}
+    body = {"shared_memory": "x", "key": "k"}
+    answer = send(app, "POST", "/update_weights", body)
+    assert answer.json() == {"path": "/dev/shm/x", "weights_version": "x"}
+    asked = {"path": "/dev/shm/x", "version": "x", "running": "keep", "key": "k"}
+    assert engine.worker_calls[-1].kwargs == asked
+    assert send(app, "GET", "/get_world_size").json() == {"world_size": 2}
+
+
+def test_a_server_without_a_supervisor_is_not_replaced() -> None:
+    app, _ = app_for(enable_dev_endpoints=True)
+    for method in ("GET", "POST"):
+        answer = send(app, method, "/deploy")
+        assert (answer.status_code, "dovetail supervise" in answer.text) == (409, True)
+
+
 def test_server_info_tells_settings_and_no_secret() -> None:
     spec = fake_spec(max_rows=5)
     worker = type(spec.worker)(

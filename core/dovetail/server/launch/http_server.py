@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.http.access_log import silence
@@ -55,6 +56,12 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         self.config.encoded_headers.append((b"connection", b"close"))
+
+    def close_idle(self) -> None:
+        """Close connections without a request, and others after their answer; not WebSockets."""
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol):
+                connection.shutdown()
 
     async def main_loop(self) -> None:
         """Wait until the server is to end."""

@@ -108,6 +108,7 @@ class ServerLifecycle:
 
     async def _answer_then_drain(self) -> None:
         await asyncio.sleep(HAND_OVER_S)
+        self._server.close_idle()
         await self._drain_then_exit()
 
     def _watch_signals(self) -> None:

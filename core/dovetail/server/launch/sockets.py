@@ -6,9 +6,9 @@ import contextlib
 import errno
 import ipaddress
 import logging
-import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
@@ -46,7 +46,7 @@ def _handed_over(sock: socket.socket, frontend: FrontendConfig) -> socket.socket
     """Return a socket that was handed over. Raises: ConfigError if the flags name another"""
     own = sock.getsockname()
     if sock.family == socket.AF_UNIX:
-        is_other = frontend.uds is None or os.path.abspath(frontend.uds) != os.path.abspath(own)
+        is_other = frontend.uds is None or Path(frontend.uds).resolve() != Path(own).resolve()
     else:
         is_other = frontend.uds is not None or frontend.port not in (0, own[1])
     if is_other:

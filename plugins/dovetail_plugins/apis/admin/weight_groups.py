@@ -125,8 +125,14 @@ async def update_from_distributed(server: ServerOf, body: UpdateFromDistributedR
             status=409,
         )
     proposed = new_folder(sum(one.num_bytes for one in announced))
-    sent = {"name": body.group_name, "names": body.names, "dtypes": body.dtypes}
-    sent |= {"shapes": body.shapes, "folder": proposed, "is_last": body.flush_cache}
+    sent = {
+        "name": body.group_name,
+        "names": body.names,
+        "dtypes": body.dtypes,
+        "shapes": body.shapes,
+        "folder": proposed,
+        "is_last": body.flush_cache,
+    }
     try:
         folder = (await _call(server, "receive_weights", sent))[0]
     except RequestError:
