@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dovetail import LLM, RequestOutput, SamplingParams
-from dovetail_plugins.weight_transfer import SharedWeights
+from dovetail_plugins.weight_transfer.shared_weights import SharedWeights
 
 QUESTIONS, ANSWERS = 16, 8
 """Questions a step, and answers to each."""

@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail_plugins.commands._client import ServerError
-from dovetail_plugins.weight_transfer import SharedWeights, TrainerGroup
 from dovetail_plugins.weight_transfer.group import Meeting, TransferGroup, host
 from dovetail_plugins.weight_transfer.sent_folder import MEMORY, PREFIX, new_folder
+from dovetail_plugins.weight_transfer.shared_weights import SharedWeights
+from dovetail_plugins.weight_transfer.trainer_group import TrainerGroup
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 

@@ -1,11 +1,5 @@
 """How a trainer's weights reach a running engine without a checkpoint: memory files and groups.
 
-A trainer uses `SharedWeights` on the same machine, and `TrainerGroup` from anywhere.
+A trainer uses `shared_weights.SharedWeights` on the same machine, and `trainer_group.TrainerGroup`
+from anywhere. Nothing is imported here: a server's process knows this folder, and has no torch.
 """
-
-from __future__ import annotations
-
-from dovetail_plugins.weight_transfer.shared_weights import SharedWeights
-from dovetail_plugins.weight_transfer.trainer_group import TrainerGroup
-
-__all__ = ["SharedWeights", "TrainerGroup"]

@@ -7,13 +7,6 @@ import signal
 from typing import Any
 
 import pytest
-
-from dovetail.config.config import Config
-from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.errors import ConfigError, EngineDead
-from dovetail_plugins.joining.late import as_headless
-from dovetail_plugins.joining.remote_engine import AbsentEngine
-from dovetail_plugins.joining.remote_engines import JoinServer, sent_settings
 from plugins.joining.test_joining import (
     LIMIT_S,
     SECRET,
@@ -25,6 +18,13 @@ from plugins.joining.test_joining import (
     spec_of,
     whole,
 )
+
+from dovetail.config.config import Config
+from dovetail.engine.client.async_engine import AsyncEngine
+from dovetail.errors import ConfigError, EngineDead
+from dovetail_plugins.joining.late import as_headless
+from dovetail_plugins.joining.remote_engine import AbsentEngine
+from dovetail_plugins.joining.remote_engines import JoinServer, sent_settings
 
 __all__ = ["imports_are_made", "meeting"]  # fixtures
 
