@@ -7,17 +7,6 @@ import signal
 from typing import Any
 
 import pytest
-from plugins.joining.test_joining import (
-    LIMIT_S,
-    SECRET,
-    Machine,
-    far,
-    imports_are_made,
-    meeting,
-    refused,
-    spec_of,
-    whole,
-)
 
 from dovetail.config.config import Config
 from dovetail.engine.client.async_engine import AsyncEngine
@@ -25,8 +14,7 @@ from dovetail.errors import ConfigError, EngineDead
 from dovetail_plugins.joining.late import as_headless
 from dovetail_plugins.joining.remote_engine import AbsentEngine
 from dovetail_plugins.joining.remote_engines import JoinServer, sent_settings
-
-__all__ = ["imports_are_made", "meeting"]  # fixtures
+from support.machines import LIMIT_S, SECRET, Machine, far, refused, spec_of, whole
 
 
 async def until(engine: AsyncEngine, number: int, *, is_alive: bool) -> None:
