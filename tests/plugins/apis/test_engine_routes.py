@@ -59,15 +59,15 @@ def test_what_cannot_be_is_refused(path: str, body: dict[str, Any], status: int,
     assert engine.operations == []
 
 
-def test_engines_of_other_machines_and_with_shared_experts_stay() -> None:
+def test_other_machines_start_their_engines_and_sharers_of_experts_stay() -> None:
     plain = fake_spec()
     sharing = structs.replace(plain.run, rank=structs.replace(plain.run.rank, data_size=2))
-    for spec, what in (
-        (structs.replace(plain, elsewhere=(1,)), "another machine"),
-        (structs.replace(plain, run=sharing), "experts"),
+    for spec, asked, what in (
+        (structs.replace(plain, elsewhere=(1,)), "add", "another machine"),
+        (structs.replace(plain, run=sharing), "drain", "experts"),
     ):
         engine = FakeAsyncEngine(spec=spec)
         app, _ = app_for(engine=engine, enable_dev_endpoints=True)
-        engine.engine_states = [state(0), state(1)]
-        answer = send(app, "POST", "/engines/drain", {"engine": 1})
+        engine.engine_states = [state(0), state(1, reason="gone" if asked == "add" else None)]
+        answer = send(app, "POST", f"/engines/{asked}", {"engine": 1})
         assert answer.status_code == 409 and what in answer.text, answer.text

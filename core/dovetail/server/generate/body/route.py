@@ -8,7 +8,7 @@ if there is no such process.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from dovetail.engine.client.text.text_process import LARGE_BODY_BYTES, TextProcess
+from dovetail.server.generate.body.fields import Body
 from dovetail.server.generate.streaming import cancel_on_disconnect
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -37,6 +38,9 @@ class BodyRoute(APIRoute):
         settings = self.__dict__.pop("_settings", None)
         if settings is None:
             raise AttributeError(name)
+        for hint in get_type_hints(self.endpoint).values():
+            if isinstance(hint, type) and issubclass(hint, Body):
+                hint.model_config["defer_build"] = False  # FastAPI wants it built
         super().__init__(self.path, self.endpoint, **settings)
         return getattr(self, name)
 
