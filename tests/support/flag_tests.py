@@ -111,7 +111,6 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "data_parallel_join_timeout": (
         "plugins/joining/test_joining.py::test_waiting_has_an_end_and_says_who_came",
-        "plugins/joining/test_late.py::test_an_engine_joins_a_server_that_runs_and_joins_again",
     ),
     "data_parallel_rpc_port": (f"{WHOLE}::test_several_engines", MACHINES),
     "data_parallel_secret": (

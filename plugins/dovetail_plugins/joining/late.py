@@ -87,7 +87,8 @@ def ask(meeting: Meeting) -> JoinReply:
         ) from error
     except (OSError, EOFError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"what listens at {meeting.name} is no server that engines join: {error}.", where=FLAG
+            f"what listens at {meeting.name} is not a server that engines join: {error}.",
+            where=FLAG,
         ) from error
     if reply.refusal is not None:
         raise error_of(reply.refusal)

@@ -60,6 +60,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "hf_config_path",
         "hf_token",
         "host",
+        "join",
         "log_config_file",
         "lora_resolver_cache_dir",
         "log_prefix",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,15 +22,15 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.joining.headless import join
 from dovetail_plugins.joining.remote_engines import JoiningEngines
 from dovetail_testing.fakes.engine import fake_spec
+from support import machines
 
-ROUTER = Path(__file__).with_name("test_joining.py")
 BACKEND = Value(summary="threads", value=f"{__file__}:Threads")
 BROKEN = Value(summary="machines that do not come", value=f"{__file__}:Absent")
 SPEC = msgspec.structs.replace(
     fake_spec(),
     num_engines=2,
     elsewhere=(0, 1),
-    router=Selection(kind="router", name="turns", target=f"{ROUTER}:Turns"),
+    router=Selection(kind="router", name="turns", target=f"{machines.__file__}:Turns"),
 )
 
 
