@@ -13,10 +13,10 @@ one for each 32 inputs of a row, are not.)
 With --sets instruction sets are compared instead, in turns, and the share is of the first one's
 rate. A checkout compiles the best two by itself; DOVETAIL_CPU_ISA names another.
 
-With --contexts it is attention that is measured instead: of the last rows of a prompt of so many
-tokens, over a cache in bfloat16, by heads and head size. Only keys that a row sees
-count. Shares are of bfloat16 by AMX, probed in the same turns and by processor time as well; with
---sets avx512bf16,amx the last column is how many times as fast tiles are as pairs.
+--contexts measures attention instead: of the last rows of prompts of these lengths, over a cache in
+bfloat16, by heads and head size. Only keys that a row sees count. Shares are of bfloat16 by AMX,
+probed in the same turns and by processor time as well; with --sets avx512bf16,amx the last column
+is how many times as fast tiles are as pairs.
 """
 
 from __future__ import annotations

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 
+from dovetail.config.rules.parallel.joining import SECRET, SECRET_VARIABLE, Meeting
 from dovetail.engine.faults import error_of
+from dovetail.errors import ConfigError
 from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
+    WrongSecret,
     make_lasting,
     receive_message,
     respond,
@@ -24,6 +28,29 @@ logger = logging.getLogger(__name__)
 
 class NotListening(OSError):
     """Nothing listens at an address."""
+
+
+@contextmanager
+def talking_to_server(meeting: Meeting, where: str) -> Iterator[None]:
+    """Raise ConfigError for what a server does wrong in a with block. `where` is the flag that has
+    its address. Raises: NotListening, as it came"""
+    try:
+        yield
+    except NotListening:
+        raise
+    except WrongSecret as error:
+        raise ConfigError(
+            f"the server at {meeting.name} has another secret.",
+            where=SECRET,
+            fix=f"set {SECRET_VARIABLE} to the same text on every machine.",
+        ) from error
+    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"what listens at {meeting.name} does not answer as a server that engines join: "
+            f"{error}.",
+            where=where,
+            fix="check the address and the port, and see the server's log lines.",
+        ) from error
 
 
 def open_connections(

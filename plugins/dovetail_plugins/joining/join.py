@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dovetail.config.rules.parallel.joining import ADDRESS, SECRET, SECRET_VARIABLE, Meeting
+from dovetail.config.rules.parallel.joining import ADDRESS, Meeting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.processes.handshake import WrongSecret
-from dovetail_plugins.joining.connections import NotListening, open_connections
+from dovetail_plugins.joining.connections import (
+    NotListening,
+    open_connections,
+    talking_to_server,
+)
 from dovetail_plugins.joining.peers import JoinRequest
 
 
@@ -57,27 +60,15 @@ def _join(meeting: Meeting, spec: EngineSpec, launch: str, limit_s: float) -> Jo
     facts = msgspec.msgpack.encode(spec)
     request = JoinRequest(kind="engine", number=spec.engine, launch=launch, facts=facts)
     try:
-        control, *own = open_connections(
-            meeting.host, meeting.port, meeting.secret, request, limit_s=limit_s
-        )
+        with talking_to_server(meeting, ADDRESS):
+            control, *own = open_connections(
+                meeting.host, meeting.port, meeting.secret, request, limit_s=limit_s
+            )
     except NotListening as error:
         raise ConfigError(
             f"no server listened at {meeting.name} within {meeting.limit_s:g} s: {error}.",
             where=ADDRESS,
             fix="start the server there, with --data-parallel-size-local below "
             "--data-parallel-size, and check that this machine reaches the address.",
-        ) from error
-    except WrongSecret as error:
-        raise ConfigError(
-            f"the server at {meeting.name} has another secret.",
-            where=SECRET,
-            fix=f"set {SECRET_VARIABLE} to the same text on every machine.",
-        ) from error
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
-        raise ConfigError(
-            f"what listens at {meeting.name} does not answer as a server that engines join: "
-            f"{error}.",
-            where=ADDRESS,
-            fix="check the address and the port, and see the server's log lines.",
         ) from error
     return JoinedEngine(spec=spec, control=control, own=tuple(own))

@@ -12,15 +12,13 @@ import msgspec
 from dovetail.config.config import DEMO_ORIGIN, Config
 from dovetail.config.rules.parallel.joining import (
     DEFAULT_PORT,
-    SECRET,
-    SECRET_VARIABLE,
     Meeting,
     meeting_of,
 )
 from dovetail.engine.faults import error_of
 from dovetail.errors import ConfigError
-from dovetail.processes.handshake import WrongSecret, receive_message, respond, send_message
-from dovetail_plugins.joining.connections import NotListening, open_connection
+from dovetail.processes.handshake import receive_message, respond, send_message
+from dovetail_plugins.joining.connections import NotListening, open_connection, talking_to_server
 from dovetail_plugins.joining.peers import SETTINGS, JoinReply, JoinRequest
 
 logger = logging.getLogger(__name__)
@@ -68,7 +66,10 @@ def ask(meeting: Meeting) -> JoinReply:
     there. Raises: ConfigError"""
     request = JoinRequest(kind=SETTINGS, number=0, launch=secrets.token_hex(8))
     try:
-        with open_connection(meeting.host, meeting.port, meeting.limit_s, "the server") as found:
+        with (
+            talking_to_server(meeting, FLAG),
+            open_connection(meeting.host, meeting.port, meeting.limit_s, "the server") as found,
+        ):
             respond(found, meeting.secret)
             send_message(found, request)
             reply = receive_message(found, JoinReply)
@@ -78,17 +79,6 @@ def ask(meeting: Meeting) -> JoinReply:
             where=FLAG,
             fix="give what the server has as --data-parallel-address and --data-parallel-rpc-port "
             f"({DEFAULT_PORT} if it has none).",
-        ) from error
-    except WrongSecret as error:
-        raise ConfigError(
-            f"the server at {meeting.name} has another secret.",
-            where=SECRET,
-            fix=f"set {SECRET_VARIABLE} to the same text on every machine.",
-        ) from error
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
-        raise ConfigError(
-            f"what listens at {meeting.name} is not a server that engines join: {error}.",
-            where=FLAG,
         ) from error
     if reply.refusal is not None:
         raise error_of(reply.refusal)

@@ -32,6 +32,9 @@ from dovetail.layers.norm import BareRMSNorm, RMSNorm
 from dovetail.layers.repeated import of_tensors
 from dovetail_plugins.layers.moe import in_float32
 
+MIXED_MAGNITUDE = 2.0
+"""The m of connections that mix: no config.json has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsConfig:
@@ -43,6 +46,18 @@ class StreamsConfig:
     eps: float
     norm_eps: float
     rounds: int = 0
+
+    @classmethod
+    def of_mixing(cls, context: BuildContext) -> StreamsConfig:
+        """Return the sizes of a model's connections that mix."""
+        settings = context.model.hf_config
+        return cls(
+            count=int(settings["hc_mult"]),
+            magnitude=MIXED_MAGNITUDE,
+            eps=float(settings["hc_eps"]),
+            norm_eps=float(settings["rms_norm_eps"]),
+            rounds=int(settings["hc_sinkhorn_iters"]),
+        )
 
 
 class HyperMix(nn.Module):

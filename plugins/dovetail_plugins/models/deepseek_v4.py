@@ -52,8 +52,6 @@ from dovetail_plugins.model_types.deepseek_v4 import (
 from dovetail_plugins.models._moe import CORRECTION_BIAS, clamped
 from dovetail_plugins.models.deepseek import DeepseekMoE, unquantized
 
-MAGNITUDE = 2.0
-"""The largest share of a part's output that is added to a stream."""
 COMPRESSED = "compressed"
 """The name of the rotation of layers with entries."""
 PREFIXES = (
@@ -99,18 +97,6 @@ RENAMES = (
 )
 """The names of released checkpoints and of transformers, and here."""
 SCORINGS = ("sqrtsoftplus", "softmax", "sigmoid")
-
-
-def streams_config(context: BuildContext) -> StreamsConfig:
-    """Return the sizes of the hyper-connections."""
-    settings = context.model.hf_config
-    return StreamsConfig(
-        count=int(settings["hc_mult"]),
-        magnitude=MAGNITUDE,
-        eps=float(settings["hc_eps"]),
-        norm_eps=float(settings["rms_norm_eps"]),
-        rounds=int(settings["hc_sinkhorn_iters"]),
-    )
 
 
 def compressed_config(context: BuildContext, kind: str) -> CompressedConfig:
@@ -219,7 +205,7 @@ class DeepseekV4Layer(DecoderLayer):
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
-        plain, streams = unquantized(context), streams_config(context)
+        plain, streams = unquantized(context), StreamsConfig.of_mixing(context)
         self.rope = SLIDING if self.layer_type == SLIDING else COMPRESSED
         self.attn_hc = MixingConnection(plain, f"{name}.attn_hc", streams)
         self.ffn_hc = MixingConnection(plain, f"{name}.ffn_hc", streams)
@@ -278,7 +264,7 @@ class DeepseekV4Model(DecoderModel):
         layer_class: type[DecoderLayer] = DeepseekV4Layer,
     ) -> None:
         super().__init__(context, name, config, layer_class)
-        streams = streams_config(context)
+        streams = StreamsConfig.of_mixing(context)
         self.stage.width = streams.count * context.model.hidden_size
         plain = unquantized(context)
         self.norm = self.stage.last(lambda: JoinedNorm(plain, f"{name}.hc_head", streams))

@@ -58,8 +58,6 @@ RENAMES = (
     (".index_kpool_compress_ape", ".pool_bias"),
 )
 """The names of released checkpoints, and here."""
-MAGNITUDE = 2.0
-"""The largest share of a part's output that is added to a stream."""
 NUM_DENSE = 3
 """Layers with one MLP, if config.json does not list them."""
 
@@ -83,18 +81,6 @@ def pools_config(context: BuildContext) -> PoolsConfig:
     )
 
 
-def streams_config(context: BuildContext) -> StreamsConfig:
-    """Return the sizes of the hyper-connections."""
-    settings = context.model.hf_config
-    return StreamsConfig(
-        count=int(settings["hc_mult"]),
-        magnitude=MAGNITUDE,
-        eps=float(settings["hc_eps"]),
-        norm_eps=float(settings["rms_norm_eps"]),
-        rounds=int(settings["hc_sinkhorn_iters"]),
-    )
-
-
 class Glm5NextLayer(HybridLayer):
     """One layer: the delta rule or pooled attention, and experts in all but the first layers."""
 
@@ -102,7 +88,7 @@ class Glm5NextLayer(HybridLayer):
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
-        plain, streams = unquantized(context), streams_config(context)
+        plain, streams = unquantized(context), StreamsConfig.of_mixing(context)
         self.attn_hc = MixingConnection(plain, f"{name}.hc_attn", streams)
         self.ffn_hc = MixingConnection(plain, f"{name}.hc_ffn", streams)
         self._spread = streams.count if layer == 0 else 0
@@ -198,7 +184,7 @@ class Glm5NextModel(DeepseekModel):
         layer_class: type[DecoderLayer] = Glm5NextLayer,
     ) -> None:
         super().__init__(context, name, config, layer_class)
-        streams = streams_config(context)
+        streams = StreamsConfig.of_mixing(context)
         self.stage.width = streams.count * context.model.hidden_size
         self.norm = self.stage.last(lambda: MeanNorm(context, streams))
 

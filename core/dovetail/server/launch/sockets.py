@@ -18,7 +18,7 @@ from dovetail.server.launch.unix_socket import unix_socket
 logger = logging.getLogger("dovetail.server")
 
 HANDED_OVER: list[socket.socket] = []
-"""The bound socket that this process got from the one that has started it, if any."""
+"""The bound socket that the parent process has handed to this one, if any."""
 
 
 @contextlib.contextmanager
