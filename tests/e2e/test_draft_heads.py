@@ -25,7 +25,7 @@ from support.inside import core_of, drafting_of
 pytest.importorskip("dovetail_plugins")
 
 from dovetail_plugins.models import mimo
-from support import draft_heads, own_layers
+from support import draft_heads, masked_heads, own_layers
 from support.draft_heads import Head, Target
 from support.tiny_media import QWEN_ROPE
 
@@ -41,6 +41,10 @@ MADE: dict[str, Callable[[Path], Head]] = {
     "eagle3-latents": partial(draft_heads.speculator, latent=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
+    "dflash": masked_heads.dflash,
+    "dflash-window": partial(masked_heads.dflash, slides=True),
+    "dspark": masked_heads.dspark,
+    "dspark-gated": partial(masked_heads.dspark, gated=True),
     "mlp": draft_heads.mlp_speculator,
     "mlp-tied": partial(draft_heads.mlp_speculator, tied=True),
 }
