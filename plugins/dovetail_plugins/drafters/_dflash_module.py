@@ -42,6 +42,8 @@ class WritingAttention(DecoderAttention):
 class DFlashLayer(DecoderLayer):
     """A layer with a WritingAttention."""
 
+    self_attn: WritingAttention
+
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
@@ -83,9 +85,8 @@ class DFlashModule(nn.Module):
         size = model.hidden_size
         self.fc = ReplicatedLinear(build, "fc", count * context.target.spec.hidden_size, size)
         self.hidden_norm = decoder.norm(build, size, eps=decoder.norm_eps)
-        self.layers = nn.ModuleList(
-            DFlashLayer(build, f"layers.{i}", decoder, i) for i in range(model.num_layers)
-        )
+        layers = [DFlashLayer(build, f"layers.{i}", decoder, i) for i in range(model.num_layers)]
+        self.layers: list[DFlashLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.norm = decoder.norm(build, size, eps=decoder.norm_eps)
         self.rotary = Rotary(rope_settings(build), build.device)
         self.vocabulary = DraftVocabulary(model, build.device)

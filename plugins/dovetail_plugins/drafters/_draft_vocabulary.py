@@ -14,7 +14,7 @@ class DraftVocabulary:
     """The model's tokens of the rows of a head, as the checkpoint's `d2t` says: row i is token
     i + d2t[i]. Without d2t rows and tokens are the same."""
 
-    def __init__(self, model: ModelSpec, device: torch.device) -> None:
+    def __init__(self, model: ModelSpec, device: str | torch.device) -> None:
         config = model.hf_config
         fewer = config.get("draft_vocab_size") or config.get("truncated_vocab_size")
         self.num_tokens = model.vocab_size

@@ -148,12 +148,12 @@ def _check_kind(name: str, found: Mapping[str, Any]) -> None:
 def _check_length(max_draft_tokens: int, config: Mapping[str, Any]) -> None:
     """Raise ConfigError for drafts longer than the blocks of the checkpoint."""
     size = int(config.get("block_size") or 0)
-    most = size if config["sample_from_anchor"] else size - 1
-    if size and max_draft_tokens > most:
+    limit = size if config["sample_from_anchor"] else size - 1
+    if size and max_draft_tokens > limit:
         raise ConfigError(
-            f"blocks of {size} tokens have room for {most} drafts, not for {max_draft_tokens}.",
+            f"blocks of {size} tokens have room for {limit} drafts, not for {max_draft_tokens}.",
             where="--speculative-config.num_speculative_tokens",
-            fix=f"use at most {most}.",
+            fix=f"use at most {limit}.",
         )
 
 
