@@ -63,8 +63,8 @@ def _tell(flags: QuantizeFlags, done: JobResult) -> None:
     rare = report.rare(done.errors, done.least_tokens)
     if rare:
         print(
-            f"rounded to nearest: {listed(rare, SHOWN)}: fewer than {done.least_tokens} tokens of the "
-            "text came there"
+            f"rounded to nearest: {listed(rare, SHOWN)}: fewer than {done.least_tokens} tokens of "
+            "the text came there"
         )
     for reason, names in report.by_reason(done.plan.whole).items():
         if reason != USUAL:
