@@ -5,7 +5,7 @@ Independent of processes and HTTP bodies; a request error carries the HTTP statu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _FIX = " Fix: "
 _END = (".", "!", "?", "\u2026")
@@ -16,6 +16,12 @@ def sentence(text: str) -> str:
     """Return the text with end punctuation added if it has none."""
     text = text.rstrip()
     return text if not text or text.rstrip(_CLOSING).endswith(_END) else f"{text}."
+
+
+def listed(names: Sequence[str], max_names: int) -> str:
+    """Return the first names, and how many more there are: "a, b and 7 more"."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
 
 
 def with_fix(what: str, fix: str | None) -> str:

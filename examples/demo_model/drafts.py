@@ -73,13 +73,15 @@ class Window:
 class Texts:
     """A batch of texts and what the demo model computes of them.
 
-    Shapes: tokens, wanted [B, T] (wanted: what it says after each token), states [B, T, E],
-    chances [N, V] where the answers are: `answers` [B, T] with N places
+    Shapes: tokens, wanted [B, T] (wanted: what it says after each token), states [B, T, E], inner
+    as many for each layer (its outputs), chances [N, V] where the answers are: `answers` [B, T]
+    with N places
     """
 
     tokens: torch.Tensor
     answers: torch.Tensor
     states: torch.Tensor
+    inner: tuple[torch.Tensor, ...]
     chances: torch.Tensor
 
     def loss(self, guesses: torch.Tensor, ahead: int, head: nn.Module) -> torch.Tensor:
@@ -404,12 +406,3 @@ class DraftModel(Drafter):
         tensors = dict(self.model.named_parameters())
         config = self.model.config.to_diff_dict()
         write(folder, {**config, "architectures": ["Qwen3ForCausalLM"]}, tensors)
-
-
-DRAFTERS: dict[str, type[Drafter]] = {
-    "draft_model": DraftModel,
-    "eagle": Eagle,
-    "medusa": Medusa,
-    "mlp_speculator": MlpSpeculator,
-    "mtp": Mtp,
-}

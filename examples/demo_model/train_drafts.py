@@ -10,12 +10,21 @@ import time
 from pathlib import Path
 
 import torch
-from drafts import DRAFTERS, Drafter, Texts
+from drafts import Drafter, DraftModel, Eagle, Medusa, MlpSpeculator, Mtp, Texts
+from masked_drafts import DSpark
 from tokenizers import Tokenizer
 from train import MATRIX_RATE, PEAK_RATE, Batch, batches, rate_share
 from transformers import Qwen3ForCausalLM
 
 TARGET = Path(__file__).parents[2] / "core" / "dovetail" / "demo_model"
+DRAFTERS: dict[str, type[Drafter]] = {
+    "draft_model": DraftModel,
+    "dspark": DSpark,
+    "eagle": Eagle,
+    "medusa": Medusa,
+    "mlp_speculator": MlpSpeculator,
+    "mtp": Mtp,
+}
 SHIPPED = ("draft_model", "eagle", "mtp")
 SEED = 21
 
@@ -24,11 +33,18 @@ SEED = 21
 def texts_of(target: Qwen3ForCausalLM, batch: Batch) -> Texts:
     """Have the demo model read a batch."""
     tokens, weights = batch
-    states = target.model(tokens, use_cache=False).last_hidden_state
+    found = target.model(tokens, use_cache=False, output_hidden_states=True)
+    states = found.last_hidden_state
     answers = torch.roll(weights == 1.0, -1, dims=1)  # where what comes next is of an answer
     answers[:, -1] = False
     chances = target.lm_head(states[answers]).softmax(-1)
-    return Texts(tokens=tokens, answers=answers, states=states, chances=chances)
+    return Texts(
+        tokens=tokens,
+        answers=answers,
+        states=states,
+        inner=found.hidden_states[1:],
+        chances=chances,
+    )
 
 
 def optimizers_of(drafter: Drafter) -> list[torch.optim.Optimizer]:

@@ -25,7 +25,7 @@ from support.inside import core_of, drafting_of
 pytest.importorskip("dovetail_plugins")
 
 from dovetail_plugins.models import mimo
-from support import draft_heads, own_layers
+from support import draft_heads, masked_heads, own_layers
 from support.draft_heads import Head, Target
 from support.tiny_media import QWEN_ROPE
 
@@ -41,6 +41,10 @@ MADE: dict[str, Callable[[Path], Head]] = {
     "eagle3-latents": partial(draft_heads.speculator, latent=True),
     "medusa": draft_heads.medusa,
     "medusa-renamed": partial(draft_heads.medusa, renamed=True),
+    "dflash": masked_heads.dflash,
+    "dflash-window": partial(masked_heads.dflash, slides=True),
+    "dspark": masked_heads.dspark,
+    "dspark-gated": partial(masked_heads.dspark, gated=True),
     "mlp": draft_heads.mlp_speculator,
     "mlp-tied": partial(draft_heads.mlp_speculator, tied=True),
 }
@@ -150,7 +154,7 @@ def mixed_answers(folder: Path) -> list[list[int]]:
     return [result.outputs[0].token_ids for result in drawn]
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "mlp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "dspark", "medusa", "mlp"])
 def test_the_same_answers_short_of_cache(
     name: str, folder: Path, mixed_answers: list[list[int]], tmp_path: Path
 ) -> None:
@@ -161,7 +165,7 @@ def test_the_same_answers_short_of_cache(
     assert [result.outputs[0].token_ids for result in found] == mixed_answers
 
 
-@pytest.mark.parametrize("name", ["eagle", "medusa"])
+@pytest.mark.parametrize("name", ["eagle", "dflash", "medusa"])
 def test_the_same_answers_where_rows_end_beside_others(
     name: str, folder: Path, mixed_answers: list[list[int]], tmp_path: Path
 ) -> None:
@@ -281,11 +285,17 @@ UNDIVIDED = {"speculative_config": {"draft_tensor_parallel_size": 1}}
 
 
 @pytest.mark.usefixtures("never_pauses")
-@pytest.mark.parametrize("flags", [UNDIVIDED, HALVES], ids=["undivided", "half batches"])
-def test_two_ranks(folder: Path, target: Target, tmp_path: Path, flags: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("eagle3", UNDIVIDED), ("eagle3", HALVES), ("dspark", {})],
+    ids=["undivided", "half batches", "masked"],
+)
+def test_two_ranks(
+    name: str, flags: dict[str, Any], folder: Path, target: Target, tmp_path: Path
+) -> None:
     """Beside a divided model a head guesses what it does alone: whole on each rank, or divided and
     of the states of half batches."""
-    head = MADE["eagle3"](tmp_path / "head")
+    head = MADE[name](tmp_path / "head")
     ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **flags}
     with made(folder, head, **ranks) as llm:
         drafts = drafts_of(llm)

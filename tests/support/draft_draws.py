@@ -23,7 +23,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support import draft_heads
+from support import draft_heads, masked_heads
 from support.draft_heads import VOCAB
 from support.inside import core_of
 
@@ -78,6 +78,8 @@ SORTS: Mapping[str, Sort] = {
     "eagle": _head(draft_heads.eagle),
     "eagle, sampled": _head(draft_heads.eagle, **SAMPLED),
     "eagle3": _head(draft_heads.eagle3),
+    "dflash": _head(masked_heads.dflash),
+    "dspark, sampled": _head(masked_heads.dspark, **SAMPLED),
     "medusa": _head(draft_heads.medusa),
     "medusa, sampled": _head(draft_heads.medusa, **SAMPLED),
     "mlp_speculator": _head(draft_heads.mlp_speculator),

@@ -103,14 +103,31 @@ class DraftContext:
     model_plugin: Selection | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedBlock:
+    """What a drafter that guesses all places in one pass gets: a row's last known token, then the
+    mask token at the positions that follow, which all see each other.
+
+    The state at index i of a block guesses the token `guess_shift` positions after index i: 1 if
+    the known token's own state guesses the first place, 0 if only masks guess. The attention layers
+    named in `causal_layers` see earlier positions alone.
+    """
+
+    mask_token_id: int
+    guess_shift: int = 0
+    causal_layers: frozenset[str] = frozenset()
+
+
 class WorkerDrafter(AnyDrafter):
-    """Drafts on the worker, one token after another. One object per rank, one thread.
+    """Drafts on the worker. One object per rank, one thread.
 
     Core caches the keys and values of the drafter's attention layers under the model's own block
     ids, so a prefix hit of the model is also one of the drafter. A drafter that does not continue
     hidden states gets every token at its own position. One that does gets at position i the model's
     hidden state of i and token i + 1, to predict token i + 2. Further drafts continue from the
-    token drafted last and the state that `advance` returned for it.
+    token drafted last and the state that `advance` returned for it. One with a `masked_block` gets
+    states of known tokens at depth 0 (its attention layers then only write keys and values), and
+    the block itself at depth 1, without states; `place_logits` are called place by place.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
@@ -152,6 +169,10 @@ class WorkerDrafter(AnyDrafter):
         depth 0; empty: the final hidden states are."""
         return ()
 
+    def masked_block(self) -> MaskedBlock | None:
+        """Return how it guesses all places in one pass; None: it goes from token to token."""
+        return None
+
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterable[tuple[str, torch.Tensor]]:
@@ -176,3 +197,12 @@ class WorkerDrafter(AnyDrafter):
     @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return logits over the model's vocabulary for the next token. Shapes: [S, E] -> [S, V]"""
+
+    def place_logits(
+        self, states: torch.Tensor, token_ids: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """Return logits for one place of masked blocks, from its states and the tokens before it.
+
+        Shapes: states [S, E], token_ids [S] -> [S, V]
+        """
+        return self.logits(states, depth)

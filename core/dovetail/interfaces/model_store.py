@@ -1,12 +1,12 @@
 """ModelStore: models on this machine by name: a cache, folders, another program's files.
 
-A store is only read, and opens no connection, so that a listing is as fast as the file system.
+A listing opens no connection, so that it is as fast as the file system.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,6 +61,9 @@ class ModelStore(Plugin):
 
     title: ClassVar[str]
     removal: ClassVar[str]
+    known_capabilities: ClassVar[Mapping[str, str]] = {
+        "fetches": "is the cache of a hub, and fetches models from it",
+    }
 
     @abstractmethod
     def __init__(self, options: Any, places: StorePlaces) -> None:
@@ -76,3 +79,17 @@ class ModelStore(Plugin):
 
         Raises: ConfigError if several models match
         """
+
+    def folder(self, wanted: WantedModel) -> Path:
+        """Return the folder of a fetched model, which need not exist. This and the next two are
+        called only on stores that claim "fetches"."""
+        raise NotImplementedError
+
+    def listed(self, wanted: WantedModel) -> list[str]:
+        """Return the names of all files that the hub has of a model. Raises: OSError, ValueError"""
+        raise NotImplementedError
+
+    def download(self, wanted: WantedModel, names: Sequence[str]) -> Path:
+        """Return the model's folder with these files, fetching the missing ones. Raises: OSError,
+        ValueError"""
+        raise NotImplementedError

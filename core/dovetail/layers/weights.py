@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, listed
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
@@ -420,5 +420,4 @@ def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
 def _listed(word: str, names: list[str]) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{len(names)} {word}: {', '.join(names[:NAMES_SHOWN])}{more}"
+    return f"{len(names)} {word}: {listed(names, NAMES_SHOWN)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from dovetail.errors import listed
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
@@ -62,12 +63,12 @@ def _tell(flags: QuantizeFlags, done: JobResult) -> None:
     rare = report.rare(done.errors, done.least_tokens)
     if rare:
         print(
-            f"rounded to nearest: {_listed(rare)}: fewer than {done.least_tokens} tokens of the "
-            "text came there"
+            f"rounded to nearest: {listed(rare, SHOWN)}: fewer than {done.least_tokens} tokens of "
+            "the text came there"
         )
     for reason, names in report.by_reason(done.plan.whole).items():
         if reason != USUAL:
-            print(f"as before: {_listed(names)}: {reason}")
+            print(f"as before: {listed(names, SHOWN)}: {reason}")
     groups = "" if done.group is None else f" in groups of {done.group}"
     print(
         f"{flags.out}: {done.num_bytes / 2**20:.1f} MiB, {len(done.errors)} matrices{groups}\n"
@@ -76,9 +77,3 @@ def _tell(flags: QuantizeFlags, done: JobResult) -> None:
     if flags.report:
         text = json.dumps(report.as_data(done.errors), indent=1)
         Path(flags.report).write_text(text + "\n", encoding="utf-8")
-
-
-def _listed(names: list[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

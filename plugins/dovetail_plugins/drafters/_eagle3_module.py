@@ -9,7 +9,6 @@ import msgspec
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.drafter import DraftContext
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.attention.latent import LatentAttention, LatentConfig, latent_rope
@@ -19,6 +18,7 @@ from dovetail.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParal
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.repeated import of_tensors
+from dovetail_plugins.drafters._draft_vocabulary import DraftVocabulary
 from dovetail_plugins.drafters._eagle_module import family_of
 
 _WIDE = tuple(f"{name}_proj.weight" for name in "qkv")
@@ -137,12 +137,8 @@ class InnerStates(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """fc over `count` of the model's states, a layer, and a head with its own vocabulary.
-
-    `token_ids` maps the head's rows to the model's tokens (None: the same vocabulary). With
-    `norm_output` in config.json the next token continues the normed state.
-    Shapes: token_ids [V of the head] int64
-    """
+    """fc over `count` of the model's states, a layer, and a head with its own vocabulary. With
+    `norm_output` in config.json the next token continues the normed state."""
 
     def __init__(self, context: DraftContext, count: int) -> None:
         super().__init__()
@@ -153,15 +149,12 @@ class Eagle3Module(nn.Module):
         self.midlayer = Eagle3Layer(build, "midlayer", decoder)
         self.norm = decoder.norm(build, size, eps=decoder.norm_eps)
         self.norms_states = bool(config.get("norm_output"))
-        self.vocab_size = build.model.vocab_size
-        fewer = config.get("draft_vocab_size") or config.get("truncated_vocab_size")
-        self.num_rows = int(fewer or self.vocab_size)
-        self.lm_head = LogitsHead(build, "lm_head", self.num_rows, size)
+        self.vocabulary = DraftVocabulary(build.model, build.device)
+        self.lm_head = LogitsHead(build, "lm_head", self.vocabulary.num_rows, size)
         self.has_latents = config.get(RANK) is not None
         turned = config.get("qk_rope_head_dim") if self.has_latents else None
         rope = rope_settings(build) if turned is None else latent_rope(build, int(turned))
         self.rotary = Rotary(rope, build.device)
-        self.token_ids: torch.Tensor | None = None
 
     def weight_map(self) -> WeightMap:
         """Return the names: the checkpoint's own, with q, k, v and gate, up fused."""
@@ -176,36 +169,14 @@ class Eagle3Module(nn.Module):
 
         Mutates: self, which learns the tokens of its rows
         """
-        shifts = None
-        for name, tensor in found:
+        for name, tensor in self.vocabulary.read(found):
             path, _, leaf = name.rpartition("self_attn.")
-            if name.removeprefix("model.") == "d2t":
-                shifts = tensor
-            elif path and leaf in _WIDE and not self.has_latents:
+            if path and leaf in _WIDE and not self.has_latents:
                 half = tensor.shape[-1] // 2
                 yield f"{path}self_attn.vectors.{leaf}", tensor[:, :half].contiguous()
                 yield name, tensor[:, half:].contiguous()
             else:
                 yield name, tensor
-        self.token_ids = self._tokens_of(shifts)
-
-    def _tokens_of(self, shifts: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the token id of each row of the head. Shapes: shifts [rows]"""
-        if shifts is None and self.num_rows == self.vocab_size:
-            return None
-        fault = "has no d2t, which says what its rows stand for"
-        if shifts is not None:
-            device = self.norm.weight.device
-            tokens = torch.arange(len(shifts)) + shifts.cpu().long()
-            is_known = bool(((tokens >= 0) & (tokens < self.vocab_size)).all())
-            if is_known and len(tokens) == self.num_rows:
-                return tokens.to(device)
-            fault = f"has a d2t that does not fit {self.num_rows} of {self.vocab_size} tokens"
-        raise ConfigError(
-            f"the head of a smaller vocabulary {fault}.",
-            where="--speculative-config.model",
-            fix="check that config.json and the weight files belong to each other.",
-        )
 
     def forward(
         self, vectors: torch.Tensor, positions: torch.Tensor, states: torch.Tensor, depth: int
@@ -218,7 +189,4 @@ class Eagle3Module(nn.Module):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits over the model's vocabulary. Shapes: [S, E] -> [S, V]"""
         found = self.lm_head(states if self.norms_states else self.norm(states))
-        if self.token_ids is None:
-            return found
-        every = found.new_full((len(found), self.vocab_size), -torch.inf)
-        return every.index_copy_(1, self.token_ids, found)
+        return self.vocabulary.of_all(found)

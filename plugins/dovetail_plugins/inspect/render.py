@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from dovetail.errors import listed
 from dovetail_plugins.inspect.facts import (
     FileFacts,
     Group,
@@ -72,9 +73,8 @@ def _head(found: Inspected) -> list[str]:
         many = found.active_parameters != found.parameters
         lines += _line("parameters", count(found.parameters) + (active if many else ""))
     total = sum(file.bytes for file in found.files)
-    names = ", ".join(file.name for file in found.files[:2])
-    more = f" and {len(found.files) - 2} more" if len(found.files) > 2 else ""
-    lines += _line("files", f"{names}{more}: {size(total)}" if found.files else "none")
+    names = listed([file.name for file in found.files], 2)
+    lines += _line("files", f"{names}: {size(total)}" if found.files else "none")
     return lines + (_of_file(found, found.file) if found.file else [])
 
 

@@ -115,15 +115,20 @@ class JoinServer(PeerListener):
                 join(number, self._hosts[number])
 
     def free(self) -> tuple[int, ...]:
-        """Return the numbers of the engines that are not there, or have ended. Mutates: self"""
+        """Return the numbers of the engines that are not there, or have ended."""
+        with self._lock:
+            ended = {number for number, host in self._hosts.items() if host.has_ended}
+            return tuple(sorted(self.wanted - (self._peers.keys() - ended)))
+
+    def _forget_ended(self) -> None:
+        """Make room for engines in place of those that have ended. Mutates: self"""
         with self._lock:
             for number, host in tuple(self._hosts.items()):
                 if host.has_ended:
                     del self._hosts[number], self._peers[number]
-            return tuple(sorted(self.wanted - self._peers.keys()))
 
     def _why_not(self, request: JoinRequest) -> ConfigError | None:
-        self.free()
+        self._forget_ended()
         refusal = super()._why_not(request)
         return self._full(request) if refusal is None and not self._has_room() else refusal
 

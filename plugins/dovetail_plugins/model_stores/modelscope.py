@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.sources.model_path import is_hub_id
-from dovetail.config.checkpoint.sources.modelscope import DOT, cache_folder, folder_of
 from dovetail.config.checkpoint.sources.weights_check import is_complete, weights_bytes
 from dovetail.interfaces.model_store import ModelStore, StoredModel, StorePlaces, WantedModel
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.model_stores._folders import find, models
+from dovetail_plugins.model_stores._modelscope_files import (
+    DOT,
+    cache_folder,
+    download,
+    folder_of,
+    listed,
+)
 
 
 class ModelScope(ModelStore):
@@ -21,6 +28,7 @@ class ModelScope(ModelStore):
     title = "ModelScope"
     removal = "delete it yourself, or with ModelScope's tools: {path}"
     auto_rank = 70
+    capabilities = frozenset({"fetches"})
 
     def __init__(self, options: Any, places: StorePlaces) -> None:
         self._is_hub = places.use_modelscope
@@ -48,3 +56,12 @@ class ModelScope(ModelStore):
         return StoredModel(
             name=repo, store=self.title, path=folder, num_bytes=weights_bytes(folder)
         )
+
+    def folder(self, wanted: WantedModel) -> Path:
+        return folder_of(wanted.name, wanted.revision, self._given)
+
+    def listed(self, wanted: WantedModel) -> list[str]:
+        return [one.path for one in listed(wanted.name, wanted.revision)]
+
+    def download(self, wanted: WantedModel, names: Sequence[str]) -> Path:
+        return download(wanted.name, wanted.revision, names, self._given)

@@ -24,8 +24,9 @@ from dovetail_plugins.models._hf_swap import store_buffers
 
 log = logging.getLogger(__name__)
 
-IGNORED = ("rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias")
-"""Parts of names that hold no weight: tables and masks that old checkpoints have."""
+IGNORED = ("rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias", "mtp.")
+"""Parts of names that hold no weight of the model: tables and masks that old checkpoints have, and
+layers for further tokens."""
 TEXT_PARTS = (
     *("model.language_model.", "language_model.model.", "language_model."),
     *("model.text_model.", "text_model."),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, listed
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
 from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized, mixture_of
@@ -160,6 +160,5 @@ class GgufQuantizer(Quantizer):
         if self._collected is not None:
             self._collected.write(Path(self.options.save_imatrix))
         for (wanted, kind), names in self._replaced.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            log.warning("%s%s: %s instead of %s, because of the length of their rows.",
-                        names[0], more, kind, wanted)  # fmt: skip
+            text = "%s: %s instead of %s, because of the length of their rows."
+            log.warning(text, listed(names, 1), kind, wanted)

@@ -630,6 +630,22 @@ def test_transformers_backed(folder: Any, case: str) -> None:
     check_all_ways(path, model)
 
 
+def test_a_backed_model_leaves_layers_that_draft(folder: Any, tmp_path: Path) -> None:
+    path = copytree(folder("Qwen3ForCausalLM"), tmp_path / "drafts")
+    layers = {f"mtp.{name}": one for name, one in layer_tensors(path)}
+    save_file(layers, path / "model-mtp.safetensors", metadata={"format": "pt"})
+    tokens = prompt(9, 1)
+    model = PagedModel.load(path, model_name="transformers", backend="torch_sdpa")
+    assert_same(model.forward([(0, tokens)])[0], reference(path, tuple(tokens)))
+
+
+def layer_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a checkpoint's first layer, by their names within the model."""
+    for name, tensor in load_file(path / "model.safetensors").items():
+        if name.startswith("model.layers.0."):
+            yield name.removeprefix("model."), tensor
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_backed_is_refused_with_the_reason(folder: Any, case: str) -> None:
     path = folder(case)

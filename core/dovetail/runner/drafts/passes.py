@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
 from dovetail.interfaces.data.step import CachedLayer
-from dovetail.interfaces.drafter import WorkerDrafter
+from dovetail.interfaces.drafter import MaskedBlock, WorkerDrafter
 from dovetail.layers.context import ForwardContext, LayerCache, use_context
 from dovetail.runner.replay.recorded import MAX_DRAFTED_ROWS, recorded_rows
 from dovetail.runner.rows.batch import Batch, StepInputs
@@ -75,6 +76,23 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
     return alone
 
 
+def as_seen(inputs: StepInputs, ends: np.ndarray | int) -> StepInputs:
+    """Return the pass with every token as a row of its own, which sees the first `ends` positions
+    of its row, whatever its own position. Shapes: ends [T]"""
+    count = len(inputs.token_ids)
+    alone = laid(inputs.token_rows, inputs.positions, np.ones(count, dtype=np.int64))
+    alone.token_ids = inputs.token_ids
+    alone.starts = np.broadcast_to(np.asarray(ends) - 1, count)
+    return alone
+
+
+def _causal(layout: BatchLayout, positions: np.ndarray) -> BatchLayout:
+    """Return a layout of one token per row in which each sees the positions up to its own. Shapes:
+    positions [T]"""
+    lens = torch.from_numpy(positions + 1).to(layout.seq_lens)
+    return replace(layout, seq_lens=lens, seq_lens_host=(positions + 1).tolist())
+
+
 def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
     """Return the picked rows of states. Shapes: [N, E], [S] -> [S, E]"""
     if len(picked) == len(states):
@@ -107,6 +125,7 @@ class DraftPasses:
         self._tensors = tensors
         self._continues = "hidden_states" in drafter.capabilities
         self._is_by_depth = "by_depth" in drafter.capabilities
+        self._block = drafter.masked_block()
         self._records = records and bool(layers)
         self._recorded: dict[int, RecordedPass] = {}
 
@@ -127,12 +146,34 @@ class DraftPasses:
             token_ids = self._batch.tokens[inputs.token_rows, places].astype(np.int64)
         inputs.token_ids = token_ids
         given = states if self._continues else None
+        if self._block is not None:
+            inputs = as_seen(inputs, 1)  # only written
         if self._records and len(token_ids) <= MAX_DRAFTED_ROWS:
             found = self._recorder(depth).run(one_by_one(inputs), given)
             if found is not None:
                 return found
         placed = self._tensors.place(inputs, None)
         return self.forward(placed.token_ids, placed.positions, placed.layouts, given, depth)
+
+    def over_blocks(
+        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, block: MaskedBlock
+    ) -> torch.Tensor:
+        """Return the states of each row's masked block of `counts` positions from `starts` on.
+        Shapes: all [R] -> [N, E]. Mutates: the cache"""
+        inputs = laid(rows, starts, counts)
+        inputs.token_ids = np.full(len(inputs.positions), block.mask_token_id, dtype=np.int64)
+        inputs.token_ids[inputs.query_start[:-1]] = self._batch.tokens[rows, starts]
+        seen = as_seen(inputs, np.repeat(starts + counts, counts))
+        if self._records and not block.causal_layers and len(seen.rows) <= MAX_DRAFTED_ROWS:
+            found = self._recorder(1).run(seen, None)
+            if found is not None:
+                return found
+        placed = self._tensors.place(seen, None)
+        prepared = dict(self._prepare(placed.layouts))
+        if block.causal_layers:
+            own = self._prepare([_causal(one, seen.positions) for one in placed.layouts])
+            prepared |= {name: own[name] for name in block.causal_layers}
+        return self._advance(placed.token_ids, placed.positions, prepared, None, 1)
 
     def forward(
         self,
@@ -144,9 +185,17 @@ class DraftPasses:
     ) -> torch.Tensor:
         """Return the states after tokens with given layouts. Shapes: token_ids, positions [N],
         states [N, E] -> [N, E]. Mutates: the cache"""
-        context = ForwardContext(
-            backend=self._backend, prepared=self._prepare(layouts), caches=self._caches
-        )
+        return self._advance(token_ids, positions, self._prepare(layouts), states, depth)
+
+    def _advance(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        prepared: Mapping[str, Any],
+        states: torch.Tensor | None,
+        depth: int,
+    ) -> torch.Tensor:
+        context = ForwardContext(backend=self._backend, prepared=prepared, caches=self._caches)
         with use_context(context):
             return self._drafter.advance(token_ids, positions, states, depth)
 

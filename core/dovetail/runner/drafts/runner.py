@@ -34,9 +34,10 @@ from dovetail.runner.drafts.loader import (
     look_into,
     states_within,
 )
+from dovetail.runner.drafts.masked import MaskedGuesses
 from dovetail.runner.drafts.passes import DraftPasses, lines_of
 from dovetail.runner.drafts.rows import DraftRows
-from dovetail.runner.drafts.sampled import SampledDrafts
+from dovetail.runner.drafts.sampled import SampledDrafts, chosen
 from dovetail.runner.endings.drawing import DrawingEnd
 from dovetail.runner.endings.results import with_drafts
 from dovetail.runner.kv.allocation import (
@@ -151,11 +152,15 @@ class DraftRunner(RunnerPart):
             records=records,
         )
         self._chain: DraftChain | None = None
-        if records:
+        block = self._drafter.masked_block()
+        if records and block is None:
             max_drafts = self._spec.max_tokens
             self._chain = DraftChain(self._passes.forward, self._drafter, batch, max_drafts)
         if self._spec.is_sampled:
             self._sampled = self._drawing.draft_probabilities = SampledDrafts(self._drawing.sampler)
+        self._masked: MaskedGuesses | None = None
+        if block is not None:
+            self._masked = MaskedGuesses(block, self._drafter, self._passes, batch, self._sampled)
 
     def _prepared(self, layouts: Sequence[BatchLayout]) -> Mapping[str, Any]:
         """Return its layers' view of a pass: all use the block ids of the model's first group."""
@@ -303,11 +308,14 @@ class DraftRunner(RunnerPart):
             if not is_wanting.any():
                 return [], []
             last, wants = (np.cumsum(num_known) - 1)[is_wanting], wants[is_wanting]
-            chosen = rows[is_wanting], limits[is_wanting]
-            drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
+            asking = rows[is_wanting], limits[is_wanting]
+            if self._masked is not None:
+                drafts, wants = self._masked.guess(*asking, wants)
+            else:
+                drafts = self._guess_by_depth(*asking, wants, lines_of(states, last))
             if chain is not None and found is not None:
                 chain.prove(found, drafts)
-            rows, counts, num_drafts = chosen[0], wants.tolist(), wants
+            rows, counts, num_drafts = asking[0], wants.tolist(), wants
         own = zip(rows.tolist(), drafts.tolist(), counts, strict=True)
         row_drafts = [self._rows.until_end(row, line[:n]) for row, line, n in own]
         return row_drafts, (num_drafts - 1).tolist()
@@ -396,11 +404,8 @@ class DraftRunner(RunnerPart):
                     rows[live], places, np.ones_like(places), tokens, states, depth
                 )
             logits = self._drafter.logits(states, depth)
-            if self._sampled is None:
-                drafts[live, depth] = logits.argmax(dim=-1).cpu().numpy()
-            else:
-                drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
-                drafts[live, depth] = self._sampled.sample(logits, rows[live], drawn)
+            drawn = starts[live] + depth - self._batch.num_prompt[rows[live]]
+            drafts[live, depth] = chosen(self._sampled, logits, rows[live], drawn)
         return drafts
 
     def _finish(self, rows: np.ndarray) -> None:

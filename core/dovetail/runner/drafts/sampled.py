@@ -67,3 +67,14 @@ class SampledDrafts:
         if own != list(drafts):
             return None
         return _Tables(self._kept[row], self._size)
+
+
+def chosen(
+    sampled: SampledDrafts | None, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """Return the next draft of each row: sampled, or without `sampled` the most likely token.
+    Shapes: logits [S, V], rows, positions [S] -> [S] int64. Mutates: sampled"""
+    if sampled is not None:
+        return sampled.sample(logits, rows, positions)
+    found: np.ndarray = logits.argmax(dim=-1).cpu().numpy()
+    return found

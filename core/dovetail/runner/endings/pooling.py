@@ -154,7 +154,8 @@ class PoolingEnd(Ending):
         except RequestFault as fault:
             return fault.what
         except Exception as error:  # a pooler is a plugin: its fault ends only this request
-            return f"the pooler failed: {described(error)}"
+            what = "model failed to speak" if params.task == SPEAK else "pooler failed"
+            return f"the {what}: {described(error)}"
 
     def _classes(self, pooled: torch.Tensor, row: _Row) -> torch.Tensor:
         """Return class scores. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""

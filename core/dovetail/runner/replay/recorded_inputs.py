@@ -134,7 +134,7 @@ class RowInputs(RecordedInputs):
     def _seen(self, inputs: StepInputs, table: BlockTable) -> tuple[np.ndarray, np.ndarray]:
         """Return a row for each token, which sees the tokens before it, unless drafts share their
         row. Shapes: [R] twice, R the number of tokens or of rows"""
-        if table.is_cross or self._shares_rows:
+        if table.is_cross or self._shares_rows or len(inputs.rows) == len(inputs.token_ids):
             return super()._seen(inputs, table)
         return inputs.token_rows, inputs.positions + 1
 

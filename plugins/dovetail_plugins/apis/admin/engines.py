@@ -34,13 +34,13 @@ REMOVALS = counter("dovetail:engine_removals", "How often an engine was removed 
 ADDITIONS = counter("dovetail:engine_additions", "How often an engine was added on request")
 
 
-class EngineRequest(Body):
+class EngineChoice(Body):
     """The number of an engine, as /engines shows it."""
 
     engine: Annotated[int, Field(ge=0)]
 
 
-class DrainRequest(EngineRequest):
+class DrainRequest(EngineChoice):
     """An engine, and how many seconds its requests have to finish."""
 
     timeout: Annotated[float, Field(ge=0, le=86400)] = 60.0
@@ -65,14 +65,14 @@ async def drain(server: ServerOf, body: DrainRequest) -> Response:
     return _answer(server, ignored)
 
 
-async def remove(server: ServerOf, body: EngineRequest) -> Response:
+async def remove(server: ServerOf, body: EngineChoice) -> Response:
     """Do what /engines/drain does, without waiting for requests."""
     ignored = list(server.fields.check(body, is_answered=False))
     await uninterrupted(_remove(server, body.engine, 0.0))
     return _answer(server, ignored)
 
 
-async def add(server: ServerOf, body: EngineRequest) -> Response:
+async def add(server: ServerOf, body: EngineChoice) -> Response:
     """Replace an engine that was removed or given up by a new one, with the weights, adapters,
     sleep and pause of the others."""
     ignored = list(server.fields.check(body, is_answered=False))

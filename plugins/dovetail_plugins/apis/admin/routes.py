@@ -14,7 +14,7 @@ from dovetail_plugins.apis.admin.collective_rpc import collective_rpc
 from dovetail_plugins.apis.admin.deploy import deploy, show_deployment
 from dovetail_plugins.apis.admin.engines import (
     DrainRequest,
-    EngineRequest,
+    EngineChoice,
     add,
     drain,
     remove,
@@ -73,8 +73,8 @@ class AdminApi(Api):
         Route(method="GET", path="/engines", endpoint=show_engines, flag=FLAG),
         Route(method="POST", path="/engines/drain", endpoint=drain, flag=FLAG, body=DrainRequest),
         Route(method="POST", path="/engines/remove", endpoint=remove, flag=FLAG,
-              body=EngineRequest),
-        Route(method="POST", path="/engines/add", endpoint=add, flag=FLAG, body=EngineRequest),
+              body=EngineChoice),
+        Route(method="POST", path="/engines/add", endpoint=add, flag=FLAG, body=EngineChoice),
         Route(method="POST", path="/update_weights", endpoint=update_weights, flag=FLAG,
               body=UpdateWeightsRequest),
         Route(method="POST", path="/update_weights_from_disk", endpoint=update_from_disk, flag=FLAG,

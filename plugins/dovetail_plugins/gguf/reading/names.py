@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, listed
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail_plugins.gguf.blocks.types import PLAIN_DTYPES, QUANTIZED
 from dovetail_plugins.gguf.families import families
@@ -99,11 +99,10 @@ def check_names(model: GgufModel, layout: FamilyNames) -> None:
         if place_of(layout, one.name) is None and not _is_unread(layout, one.name)
     ]
     if unknown:
-        more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
         raise ConfigError(
             f"{len(unknown)} tensors have names that are not known for the architecture "
             f'"{model.settings.get("general.architecture")}": '
-            f"{', '.join(unknown[:NAMES_SHOWN])}{more}.",
+            f"{listed(unknown, NAMES_SHOWN)}.",
             where=str(model.path),
             fix="convert the model again with a current llama.cpp, or serve the checkpoint that "
             "the file was made of.",

@@ -65,7 +65,7 @@ def test_every_key_has_its_place() -> None:
     [
         ({"num_speculative_tokens": 3}, "method", "no method"),
         ({"method": "ngrams"}, "method", "ngram"),
-        ({"method": "dflash"}, "method", "in one pass"),
+        ({"method": "extract_hidden_states"}, "method", "drafts nothing"),
         ({"method": "custom_class"}, "method", "module:Class"),
         ({"method": 3}, "method", "not a name"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens", "out of"),

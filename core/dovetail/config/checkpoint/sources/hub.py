@@ -1,4 +1,4 @@
-"""Fetching from the Hugging Face hub or ModelScope: only the files a model needs, of one commit.
+"""Fetching from the Hugging Face hub, or another one: only the files a model needs, of one commit.
 
 Cached models are found without a connection (`hub_cache`); huggingface_hub is imported only
 to fetch. An interrupted download is resumed.
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dovetail.config.checkpoint.sources import modelscope
+from dovetail import registry
 from dovetail.config.checkpoint.sources.gguf_names import ENDING, grouped, named, projectors
 from dovetail.config.checkpoint.sources.hub_cache import cache_folder, snapshot
 from dovetail.config.checkpoint.sources.weights_check import NOT_WEIGHTS
 from dovetail.errors import ConfigError
+from dovetail.interfaces.model_store import ModelStore, StorePlaces, WantedModel
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Hub:
     """How to reach the hub: the cache folder, and the token.
 
     With `token` None the hub's client finds one (HF_TOKEN, or a saved login); an empty one requires
-    a saved login. With `is_modelscope`, ModelScope is used instead.
+    a saved login. With `is_modelscope`, the model store of that name fetches instead.
     """
 
     cache: str | None = None
@@ -48,6 +49,15 @@ class Hub:
     def login(self) -> str | bool | None:
         """Return the token for the hub's client."""
         return True if self.token == "" else self.token
+
+    def other_store(self) -> ModelStore | None:
+        """Return the store that fetches instead of the Hugging Face hub, if one does. Raises:
+        UnknownPlugin"""
+        if not self.is_modelscope:
+            return None
+        places = StorePlaces(download_dir=self.cache, use_modelscope=True)
+        store: ModelStore = registry.make(registry.choose("model_store", "modelscope"), places)
+        return store
 
     def masked(self, text: str) -> str:
         """Return the text without the token."""
@@ -62,11 +72,16 @@ class Wanted:
     name: str
     revision: str | None
 
+    @property
+    def model(self) -> WantedModel:
+        """Return the same for a store."""
+        return WantedModel(name=self.name, revision=self.revision)
+
 
 def cached(wanted: Wanted, hub: Hub) -> Path | None:
     """Return the folder of a cached revision, complete or not; None if it is not cached."""
-    if hub.is_modelscope:
-        folder = modelscope.folder_of(wanted.name, wanted.revision, hub.cache)
+    if (store := hub.other_store()) is not None:
+        folder = store.folder(wanted.model)
         return folder if folder.is_dir() else None
     return snapshot(cache_folder(hub.cache), wanted.name, wanted.revision)
 
@@ -147,8 +162,8 @@ def needed_files(
 
 def _listed(wanted: Wanted, hub: Hub) -> list[str]:
     """Return the names of all files of a revision. Raises: as huggingface_hub does"""
-    if hub.is_modelscope:
-        return [one.path for one in modelscope.listed(wanted.name, wanted.revision)]
+    if (store := hub.other_store()) is not None:
+        return store.listed(wanted.model)
     from huggingface_hub import HfApi
 
     info = HfApi(token=hub.login).model_info(wanted.name, revision=wanted.revision)
@@ -158,8 +173,8 @@ def _listed(wanted: Wanted, hub: Hub) -> list[str]:
 def _download(wanted: Wanted, hub: Hub, names: Sequence[str]) -> Path:
     """Return the folder of the revision with these files. Raises: as huggingface_hub does"""
     log.info("Fetching %s from the hub: %d files.", wanted.name, len(names))
-    if hub.is_modelscope:
-        return modelscope.download(wanted.name, wanted.revision, names, hub.cache)
+    if (store := hub.other_store()) is not None:
+        return store.download(wanted.model, names)
     from huggingface_hub import snapshot_download
 
     patterns = [name.replace("[", "[[]") for name in names]

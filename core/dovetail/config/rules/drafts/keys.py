@@ -24,11 +24,18 @@ _SWITCHES = {
     "request asks for them",
     "disable_mqa_scorer": "the drafts of a request are always verified in one pass, in the "
     "request's own row",
+    "enable_adaptive_verification": "how much is drafted always follows how much is accepted",
 }
 """Parts that can be turned off elsewhere -> what always happens here instead."""
-_KERNELS = ("attention_backend", "moe_backend")
-"""Kernels that a drafter can choose elsewhere; here it uses the model's."""
-_UNUSED = (*_SWITCHES, *_KERNELS)
+_OF_MODEL = "a drafter computes with the kernels of the model"
+_CHOICES = {
+    "attention_backend": _OF_MODEL,
+    "moe_backend": _OF_MODEL,
+    "rejection_sample_method": "drafts are verified one by one, and answers have the model's own "
+    "distribution",
+}
+"""What can be chosen elsewhere -> what is always done here."""
+_UNUSED = (*_SWITCHES, *_CHOICES)
 _MODIFIERS = {ACCEPTANCE, *_ACCEPTANCE_OPTIONS, *_UNUSED}
 """Keys that do not enable speculation by themselves."""
 _CODE = "code_revision"
@@ -78,11 +85,9 @@ def tell_unused(speculative: SpeculativeConfig) -> None:
     for key, why in _SWITCHES.items():
         if key in given and convert(given[key], bool, f"{FLAG}.{key}"):
             log.info("%s.%s has no effect: %s.", FLAG, key, why)
-    for key in _KERNELS:
+    for key, why in _CHOICES.items():
         if key in given:
-            log.info(
-                "%s.%s has no effect: a drafter computes with the kernels of the model.", FLAG, key
-            )
+            log.info("%s.%s has no effect: %s.", FLAG, key, why)
     if set(given) <= _MODIFIERS:
         for key in sorted(set(given) - set(_UNUSED)):
             log.info("%s.%s has no effect: nothing is drafted without a method.", FLAG, key)

@@ -13,16 +13,16 @@ LOOKUP_WORDS = ("[ngram]", "ngram")
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
 ASSISTANT = "assistant"
 """A small model in another checkpoint. Other servers call this method "mtp", too."""
-SAME_METHODS = {"ngram_gpu": LOOKUP}
+SAME_METHODS = {"ngram_gpu": LOOKUP, "dspark": "dflash"}
 """Names that others give a method -> the one here."""
-_AT_ONCE = "it fills all places of a draft in one pass, and a drafter goes from token to token"
 REFUSED_METHODS = {
-    **dict.fromkeys(("dflash", "dspark"), _AT_ONCE),
     "extract_hidden_states": "it drafts nothing",
     "custom_class": 'your own class is the method itself, as "module:Class"',
 }
 """Methods that others have -> why they are refused."""
 _BY_MODEL_TYPE = {
+    "dflash": "dflash",
+    "dspark": "dflash",
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",
     "eagle": "eagle",
@@ -31,13 +31,19 @@ _BY_MODEL_TYPE = {
 _BY_CLASS = (
     ("Medusa", "medusa"),
     ("MLPSpeculator", "mlp_speculator"),
+    ("DFlash", "dflash"),
+    ("DSpark", "dflash"),
     ("Eagle3", "eagle3"),
     ("Eagle", "eagle"),
     ("MTP", HEADS_OF_TARGET),
     ("NextN", HEADS_OF_TARGET),
 )
 """Part of a class name in `architectures` -> method; the first match wins."""
-_BY_KEY = (("medusa_num_heads", "medusa"), ("draft_vocab_size", "eagle3"))
+_BY_KEY = (
+    ("medusa_num_heads", "medusa"),
+    ("dflash_config", "dflash"),
+    ("draft_vocab_size", "eagle3"),
+)
 """Keys that only the configs of one method have."""
 
 
