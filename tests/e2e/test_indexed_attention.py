@@ -31,6 +31,7 @@ FAMILIES = {
     **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
     "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
     "Glm5NextForConditionalGeneration": {},
+    "Dots3NoteForCausalLM": {},
     "DeepseekV4ForCausalLM": {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
     },

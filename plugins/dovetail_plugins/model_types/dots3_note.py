@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from dovetail.config.checkpoint.rope import FULL, rope_of
@@ -54,8 +55,10 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Layers whose latents are in one block, and their window (None: all tokens are cached)."""
+    """Layers whose latents are in one block, and their window (None: all tokens are cached). Packs
+    of the same place among those of their kind have the same `name` in all stages of a pipeline."""
 
+    name: str
     layers: tuple[int, ...]
     window_tokens: int | None
 
@@ -141,7 +144,7 @@ def packs(config: Config, layers: Sequence[int]) -> tuple[Pack, ...]:
     kinds = layer_types(config)
     whole = tuple(i for i in layers if kinds[i] != SLIDING)
     slid = tuple(i for i in layers if kinds[i] == SLIDING)
-    found = [Pack(layers=whole, window_tokens=None)] if whole else []
+    found = [Pack(name="latents", layers=whole, window_tokens=None)] if whole else []
     if not slid:
         return tuple(found)
     fit = (
@@ -151,8 +154,8 @@ def packs(config: Config, layers: Sequence[int]) -> tuple[Pack, ...]:
     cuts = [len(slid) * i // count for i in range(count + 1)]
     window = int(config["sliding_window"])
     found += [
-        Pack(layers=slid[first:last], window_tokens=window)
-        for first, last in zip(cuts, cuts[1:], strict=False)
+        Pack(name=f"latents.{i}", layers=slid[first:last], window_tokens=window)
+        for i, (first, last) in enumerate(pairwise(cuts))
     ]
     return tuple(found)
 

@@ -188,8 +188,8 @@ class Dots3NoteModel(DeepseekModel):
         found = [m for m in self.layers.modules() if isinstance(m, PackedLatents)]
         own = dict(zip(numbers, found, strict=True))
         self.packs = nn.ModuleList(
-            LatentPack(f"{name}.latents.{i}", [own[n] for n in pack.layers], pack.window_tokens)
-            for i, pack in enumerate(packs(context.model.hf_config, numbers))
+            LatentPack(f"{name}.{p.name}", [own[n] for n in p.layers], p.window_tokens)
+            for p in packs(context.model.hf_config, numbers)
         )
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
