@@ -10,13 +10,13 @@ from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.interfaces.data.step import EntryLayer, EntryPart, KVLayout, LatentLayer
+from dovetail.interfaces.data.step import CachedLayer, EntryLayer, EntryPart, KVLayout, LatentLayer
 from dovetail.interfaces.kv_connector import Part
 from dovetail.runner.kv.allocation import cache_tensors, layer_caches
 from dovetail.runner.kv.block_pieces import Pieces
 from dovetail_testing.reference import ReferenceAttention
 
-LAYERS = [
+LAYERS: list[CachedLayer] = [
     LatentLayer(name="first", size=6, dtype="bfloat16", index_size=3),
     LatentLayer(name="second", size=6, dtype="bfloat16"),
     EntryLayer(

@@ -108,7 +108,8 @@ def test_int8(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 32}
     with LLM(str(path), quantization="int8", max_logprobs=-1, **fields) as llm:
         (answer,) = llm.generate([TOKENS], params, use_tqdm=False)
-    (top,) = answer.outputs[0].logprobs or ()
+    assert answer.outputs[0].logprobs is not None
+    (top,) = answer.outputs[0].logprobs
     found = torch.empty(VOCAB_SIZE)
     found[list(top.top_ids)] = torch.tensor(top.top_logprobs)
     both = torch.stack([found, wanted[-1].log_softmax(-1)])
