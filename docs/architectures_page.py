@@ -55,8 +55,8 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; GLM-5-Next (text), where it picks pools of latents; and DeepSeek V4, where it picks entries
-that cover several tokens.
+head; GLM-5-Next (text), where it picks pools of latents; DeepSeek V4, where it picks entries that
+cover several tokens; and Dots3 Note (text), whose other layers attend to latents in a window.
 [kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
 what a row would have to keep:
 
@@ -74,12 +74,6 @@ SPARSE_REFUSED = (
         "`linear_attention` with PLE",
         "it adds embeddings of n-grams of token ids, found by their hash, so a row keeps its last "
         "ids; its dilated convolution of all streams is wider than the kernels' 8 inputs",
-    ),
-    (
-        "Dots3 Note",
-        "`sliding_attention`",
-        "latent attention in a window, of other sizes than in the layers with an indexer: latents "
-        "have no window here",
     ),
 )
 """Model, layer, and what serving it needs."""

@@ -74,6 +74,7 @@ class PagedModel:
         random.Random(0).shuffle(self._free)
         self.rows: dict[int, Row] = {}
         self.layers = [module for module in model.modules() if isinstance(module, CachingLayer)]
+        # Layers that share a cache have its name; the module that holds it comes after them.
         self.caches = {layer.name: self._cache(layer, num_blocks) for layer in self.layers}
 
     @classmethod

@@ -31,11 +31,12 @@ FAMILIES = {
     **dict.fromkeys(("GlmMoeDsaForCausalLM", "HYV4ForCausalLM"), SHARING),
     "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
     "Glm5NextForConditionalGeneration": {},
+    "Dots3NoteForCausalLM": {},
     "DeepseekV4ForCausalLM": {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
     },
 }
-BLOCKS = {"Glm5Next": 14, "DeepseekV4": 26}
+BLOCKS = {"Glm5Next": 14, "DeepseekV4": 26, "Dots3Note": 15}
 """How many make the engine preempt, by model; 11 of the others."""
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,
@@ -108,9 +109,9 @@ def test_preemption(checkpoint: Path, swap_space: float) -> None:
     assert worst(checkpoint, PROMPTS, results) <= TOLERANCE
 
 
-def test_drafts_of_entries_that_are_not_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["DeepseekV4ForCausalLM", "Dots3NoteForCausalLM"])
+def test_drafts_that_are_taken_back(name: str, tmp_path: Path) -> None:
     """Drafts that come true and others; some end entries, which later tokens then write again."""
-    name = "DeepseekV4ForCausalLM"
     path = write_tiny_checkpoint(tmp_path, name, **FAMILIES[name])
     drafts = {"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_min_token_prob": 0}
     flags: dict[str, Any] = {"num_gpu_blocks_override": 64, **ENGINE}

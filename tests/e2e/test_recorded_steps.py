@@ -104,6 +104,7 @@ def test_steps_are_recorded_unless_forbidden() -> None:
         ("MiniMaxForCausalLM", {}),  # branches and inputs weighed
         ("AXK2ForCausalLM", {}),  # norms and heads with gates
         ("HYV4ForCausalLM", {}),  # latents with sinks, streams of states
+        ("Dots3NoteForCausalLM", {"index_topk": 128, "sliding_window": 128}),  # gates of heads
         ("ZambaForCausalLM", {}),  # a scan for each head, a block that layers share
         ("ZayaForCausalLM", {"head_dim": 16}),  # heads convolved, sums scaled by channel
         ("DoryForCausalLM", {}),  # states of length one, layers passed twice

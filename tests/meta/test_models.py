@@ -43,6 +43,7 @@ TYPES_OF_REMOTE_CODE = {
     "Gemma4ForConditionalGeneration": "gemma4_text",
     "Glm5NextForConditionalGeneration": "glm5_next_text",
     "HYV4VLForConditionalGeneration": "hy_v4_vl_text",
+    "Dots3NoteForConditionalGeneration": "dots3_note_text",
     "BgeM3EmbeddingModel": "xlm-roberta",
     "ColPaliForRetrieval": "colpali",
     "ColQwen2ForRetrieval": "colqwen2",

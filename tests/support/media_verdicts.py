@@ -44,7 +44,9 @@ def media_verdict(folder: str | Path, **flags: Any) -> Verdict:
     try:
         with LLM(**fields) as llm:
             by, media = llm.spec.run.model_plugin.name, llm.spec.media
-            left = {kind for _, kind, given in asked if given} - set(media.kinds if media else ())
+            if media is None:
+                return Verdict(state=REFUSED, reason="its text part alone is served")
+            left = {kind for _, kind, given in asked if given} - set(media.kinds)
             if left:
                 return Verdict(state=WRONG, reason=f"it takes no {', '.join(sorted(left))}")
             fault = difference(llm, asked, wanted)

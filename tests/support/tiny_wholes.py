@@ -103,6 +103,10 @@ OWN: dict[str, Own] = {
     "cohere2_vision": Own(
         config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
     ),
+    "dots3_note": Own(
+        config={"audio_config": {"feature_size": 128, "conv_output_size": 512}},
+        pictures={"temporal_patch_size": 1},
+    ),
     "exaone4_5": _WINDOWED,
     **dict.fromkeys(("glm4v", "glm46v"), _GLM),
     "glm4v_moe": replace(_GLM, like="glm4v"),

@@ -14,7 +14,7 @@ from dovetail.engine.kv import kv_groups
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.kv_pieces import state_groups
 from dovetail.interfaces.data.spec import CacheSpec, EngineSpec
-from dovetail.interfaces.data.step import CachedLayer, KVLayer, KVLayout, LatentLayer
+from dovetail.interfaces.data.step import CachedLayer, EntryLayer, KVLayer, KVLayout, LatentLayer
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.registry.blame import blaming
@@ -39,7 +39,7 @@ def plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLay
     if cache.keeps_windows:
         layers = [
             msgspec.structs.replace(layer, window_tokens=None)
-            if isinstance(layer, KVLayer | LatentLayer)
+            if isinstance(layer, KVLayer | LatentLayer | EntryLayer)
             else layer
             for layer in layers
         ]

@@ -297,7 +297,7 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
         summary="DeepSeek V3.2 (sparse latent attention, mixture of experts)",
         source="https://arxiv.org/abs/2512.02556",
     )
-    layer_class = IndexedLayer
+    layer_class: ClassVar[type[DecoderLayer]] = IndexedLayer
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         if uses_indexer(context):

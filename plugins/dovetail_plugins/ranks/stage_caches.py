@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dovetail.engine.kv.kv_groups import block_bytes, enough_tokens
 from dovetail.interfaces.data.step import CachedLayer, KVLayout
 
 Kind = tuple[type[CachedLayer], int | None]
@@ -33,8 +34,7 @@ class StageCaches:
         longest: dict[Kind, list[CachedLayer]] = {}
         for kinds in by_kind:
             for kind, own in kinds.items():
-                if len(own) > len(longest.get(kind, ())):
-                    longest[kind] = own
+                longest[kind] = _larger(longest.get(kind, []), own)
         self._own_names = [
             {
                 common.name: mine.name
@@ -59,6 +59,15 @@ def _by_kind(layers: Sequence[CachedLayer]) -> dict[Kind, list[CachedLayer]]:
     for layer in layers:
         found.setdefault((type(layer), layer.window_tokens), []).append(layer)
     return found
+
+
+def _larger(some: list[CachedLayer], own: list[CachedLayer]) -> list[CachedLayer]:
+    """Return the longer list, of each place the layer with the larger block."""
+    longer = list(own) if len(own) > len(some) else list(some)
+    tokens = enough_tokens([*some, *own], 1)
+    for i, pair in enumerate(zip(some, own, strict=False)):
+        longer[i] = max(pair, key=lambda layer: block_bytes(layer, tokens))
+    return longer
 
 
 def _renamed(layout: KVLayout, names: dict[str, str]) -> KVLayout:

@@ -99,6 +99,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.3,
         },
     ),
+    "Dots3NoteForCausalLM": (
+        "dots3_note_text",
+        {
+            **{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"},
+            "num_hidden_layers": 4,
+            "layer_types": ["indexed_attention", *["sliding_attention"] * 2, "indexed_attention"],
+            "head_dim": 16,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 2,
+            "swa_q_lora_rank": 12,
+            "swa_kv_lora_rank": 32,
+            "swa_head_dim": 20,
+            "swa_qk_nope_head_dim": 14,
+            "swa_v_head_dim": 8,
+            "sliding_window": 10,
+            "shared_experts_intermediate_size": 12,
+            "index_topk": 8,
+            "index_head_dim": 16,
+            "index_n_heads": 8,
+        },
+    ),
     "DeepseekV4ForCausalLM": (
         "deepseek_v4",
         {

@@ -10,16 +10,20 @@ from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.interfaces.data.step import EntryLayer, EntryPart, KVLayout, LatentLayer
+from dovetail.interfaces.data.step import CachedLayer, EntryLayer, EntryPart, KVLayout, LatentLayer
 from dovetail.interfaces.kv_connector import Part
-from dovetail.layers.context import INDEX_KEYS, LATENTS
-from dovetail.runner.kv.allocation import layer_caches
+from dovetail.runner.kv.allocation import cache_tensors, layer_caches
 from dovetail.runner.kv.block_pieces import Pieces
 from dovetail_testing.reference import ReferenceAttention
 
-LAYERS = [
+LAYERS: list[CachedLayer] = [
     LatentLayer(name="first", size=6, dtype="bfloat16", index_size=3),
     LatentLayer(name="second", size=6, dtype="bfloat16"),
+    EntryLayer(
+        name="of two",
+        parts=(EntryPart(name="a", size=5, tokens=1), EntryPart(name="b", size=2, tokens=1)),
+        dtype="bfloat16",
+    ),
 ]
 KEY = bytes([0]) + bytes(range(64))
 """The name of a block of two units in group 0."""
@@ -64,7 +68,7 @@ def test_latents_and_index_keys_travel_between_block_sizes() -> None:
     row = np.concatenate([np.zeros(HEADER_BYTES, dtype=np.uint8), payload])
     sent = list(pieces(wide).sealed(KEY, row))
     assert len(sent) == 2
-    to = [torch.zeros(3, narrow.block_bytes, dtype=torch.uint8) for _ in range(2)]
+    to = [torch.zeros(3, narrow.block_bytes, dtype=torch.uint8) for _ in LAYERS]
     found = layer_caches(narrow, LAYERS, ReferenceAttention(), to)
     for block, (name, sealed) in enumerate(sent):
         out = np.zeros(narrow.num_tensors * narrow.block_bytes, dtype=np.uint8)
@@ -72,11 +76,8 @@ def test_latents_and_index_keys_travel_between_block_sizes() -> None:
         assert pieces(narrow).place(name, 0, [part], out)
         for one, own in zip(to, np.split(out, narrow.num_tensors), strict=True):
             one[block] = torch.from_numpy(own)
-    first, wanted = found["first"], given["first"]
-    assert isinstance(first, dict) and isinstance(wanted, dict)
-    second, plain = found["second"], given["second"]
-    assert isinstance(second, torch.Tensor) and isinstance(plain, torch.Tensor)
-    pairs = [(first[part], wanted[part]) for part in (LATENTS, INDEX_KEYS)]
-    for had, has in (*pairs, (second, plain)):
+    tensors = cache_tensors(found)
+    assert len(tensors) == 5
+    for had, has in zip(tensors, cache_tensors(given), strict=True):
         bits, theirs = had[:2].flatten(0, 1).view(torch.int16), has[1].view(torch.int16)
         assert torch.equal(bits, theirs)

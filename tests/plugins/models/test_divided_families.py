@@ -43,6 +43,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads and norms with gates": ("AXK2ForCausalLM", {}),
     "picked blocks": ("MiniMaxM3VLForCausalLM", {"index_topk_blocks": 2}),
     "latents with sinks, and streams": ("HYV4ForCausalLM", {"index_topk": 8, "index_n_heads": 8}),
+    "latents in windows, and gates": (
+        "Dots3NoteForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["indexed_attention", "sliding_attention"]},
+    ),
     "entries of several tokens": (
         "DeepseekV4ForCausalLM",
         {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.interfaces.data.step import KVLayer
 from dovetail_plugins.ranks.stage_caches import StageCaches
@@ -39,3 +41,13 @@ def test_every_stage_has_the_same_groups_and_its_own_layers() -> None:
         placed = {name: group.window_tokens for group in own.groups for name in group.layers}
         assert placed == {layer.name: layer.window_tokens for layer in has}
     assert theirs.num_tensors <= layout.num_tensors
+
+
+def test_blocks_are_as_large_as_the_largest_of_any_stage() -> None:
+    """The second stage has fewer windows, and a larger one."""
+    first, second = layers(8, 8, None), layers(8, None, first=3)
+    second[0] = msgspec.structs.replace(second[0], head_size=7)
+    common = StageCaches(2, 1).common_layers([first, second])
+    assert [layer.name for layer in common] == ["3", "1", "2"]
+    layout = plan_layout(common, block_tokens=4, num_blocks=9)
+    assert layout.block_bytes == second[0].block_bytes(4, 4)

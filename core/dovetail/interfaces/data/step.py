@@ -248,14 +248,15 @@ class EntryPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class EntryLayer(msgspec.Struct, frozen=True, kw_only=True, tag="entries"):
     """Entries that several layers make of every few tokens (compressed attention, DeepSeek-V4,
-    2026). A block holds the entries of its tokens, part by part. Every rank caches all of them.
+    2026), or latents of several layers, one per token. A block holds the entries of its tokens,
+    part by part. Every rank caches all of them. `window_tokens` None: the whole row is cached.
     """
 
     name: str
     parts: tuple[EntryPart, ...]
     dtype: str
+    window_tokens: int | None = None
     is_draft: ClassVar[bool] = False
-    window_tokens: ClassVar[None] = None
 
     @property
     def unit_tokens(self) -> int:

@@ -192,7 +192,7 @@ class LatentAttention(CachingLayer):
             QkRotary(1, 0, config.rope_size, is_interleaved=pairs),
         )
 
-    def kept(self, run: RunSpec) -> LatentLayer:
+    def kept(self, run: RunSpec) -> LatentLayer | None:
         """Return the cached latents; every rank caches all of them."""
         return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype)
 

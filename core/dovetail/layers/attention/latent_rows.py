@@ -134,9 +134,12 @@ def write_latents(latent: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
     cache.index_put_((slots // size, slots % size), latent.to(cache.dtype))
 
 
-def read_latents(cache: torch.Tensor, layout: BatchLayout, row: int, end: int) -> torch.Tensor:
-    """Return the latents of a row's first positions. Shapes: cache [N, P, L + R] -> [end, L + R]"""
-    positions = torch.arange(end, device=cache.device)
+def read_latents(
+    cache: torch.Tensor, layout: BatchLayout, row: int, end: int, start: int = 0
+) -> torch.Tensor:
+    """Return the latents of a row's positions from `start` to `end`. Shapes: cache [N, P, L + R] ->
+    [end - start, L + R]"""
+    positions = torch.arange(start, end, device=cache.device)
     blocks = layout.block_table[row].long()[positions // cache.shape[1]]
     return cache[blocks, positions % cache.shape[1]]
 

@@ -162,7 +162,8 @@ def kept_layers(drafter: nn.Module, run: RunSpec) -> list[CachedLayer]:
     """Return what a drafter's layers cache: keys and values, or latents."""
     keys = [one.kv_layer(run.kv_dtype, is_draft=True) for one in attention_layers(drafter)]
     latents = (m.kept(run) for m in drafter.modules() if isinstance(m, LatentAttention))
-    return [*keys, *(msgspec.structs.replace(one, is_draft=True) for one in latents)]
+    own = (msgspec.structs.replace(one, is_draft=True) for one in latents if one is not None)
+    return [*keys, *own]
 
 
 def states_within(inputs: Mapping[int, torch.Tensor | None], layers: Sequence[int]) -> torch.Tensor:

@@ -225,15 +225,19 @@ def _sections(
     model_heads: int,
     num_ranks: int,
 ) -> list[Section]:
-    """Return the sections of a layer in a block: one, or two for latents with index keys."""
+    """Return the sections of a layer in a block: one, or one for each of several latents and index
+    keys."""
     if isinstance(layer, StateLayer):
         size = layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
         shape = (1, 1, size)
         return [Section(start=start, num_bytes=size, shape=shape, order=(0, 1, 2), is_state=True)]
     if isinstance(layer, LatentLayer):
-        return _latent_sections(layer, start, block_tokens)
+        return _token_sections((layer.size, layer.index_size), layer.dtype, start, block_tokens)
     size = layer.block_bytes(block_tokens, dtype_of(layer.dtype).itemsize)
     if isinstance(layer, EntryLayer):
+        if layer.unit_tokens == 1:
+            sizes = [part.size for part in layer.parts]
+            return _token_sections(sizes, layer.dtype, start, block_tokens)
         raise ConfigError(
             f"the entries of {layer.name} come at other rates than tokens, and their blocks cannot "
             "be cut.",
@@ -247,13 +251,13 @@ def _sections(
             where="--kv-transfer-config.kv_unit_tokens",
             fix="set it to 0: blocks are then exchanged whole, between equal engines.",
         )
-    sizes = {
+    counts = {
         "kind": 2,
         "cell": block_tokens // backend.cell_tokens,
         "head": layer.num_kv_heads,
     }
     axes = backend.kv_axes
-    known = [sizes[axis] for axis in axes]
+    known = [counts[axis] for axis in axes]
     first = (axes.index("head"), axes.index("cell"))
     others = (i for i in range(len(axes) + 1) if i not in first)
     return [
@@ -267,11 +271,14 @@ def _sections(
     ]
 
 
-def _latent_sections(layer: LatentLayer, start: int, block_tokens: int) -> list[Section]:
-    """Return the sections of a block's latents and, if tokens have them, index keys."""
+def _token_sections(
+    sizes: Sequence[int], dtype: str, start: int, block_tokens: int
+) -> list[Section]:
+    """Return the sections of a block that has this many numbers of each token, one after another;
+    0: none."""
     found = []
-    for size in (layer.size, layer.index_size):
-        width = size * dtype_of(layer.dtype).itemsize
+    for size in sizes:
+        width = size * dtype_of(dtype).itemsize
         if width:
             shape, num_bytes = (1, block_tokens, width), block_tokens * width
             found.append(Section(start=start, num_bytes=num_bytes, shape=shape, order=(0, 1, 2)))

@@ -48,7 +48,7 @@ class IndexedAttention(LatentAttention):
         """Return the numbers that a token's index key has, 0 without an indexer."""
         return 0 if self.indexer is None else self.index.head_size
 
-    def kept(self, run: RunSpec) -> LatentLayer:
+    def kept(self, run: RunSpec) -> LatentLayer | None:
         """Return the cached latents, and the index keys if the layer has an indexer."""
         return LatentLayer(
             name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=self.index_size
