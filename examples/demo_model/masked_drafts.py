@@ -48,56 +48,51 @@ class DSpark(Drafter):
 
     def loss(self, texts: Texts) -> torch.Tensor:
         """Guess what follows some tokens of each answer, those near the token counting more."""
-        rows, anchors = self.anchors(texts.answers)
-        if not len(rows):
-            return self.fc.weight.sum() * 0.0
-        places = anchors[:, None] + torch.arange(BLOCK)
-        before = texts.tokens[rows[:, None], places.clamp(max=texts.tokens.shape[1] - 1)]
-        states = self.states(texts, rows, anchors, before)
-        is_meant = (places < texts.tokens.shape[1]) & texts.answers[
-            rows[:, None], places.clamp(max=texts.tokens.shape[1] - 1)
-        ].cumprod(1).bool()
+        anchors, is_there = self.anchors(texts.answers)
+        places = anchors[:, :, None] + torch.arange(BLOCK)
+        is_meant = is_there[:, :, None] & (places < texts.tokens.shape[1])
+        places = places.clamp(max=texts.tokens.shape[1] - 1).flatten(1)
+        before = texts.tokens.gather(1, places)
+        goes_on = texts.answers.gather(1, places).view(is_meant.shape).cumprod(-1).bool()
+        is_meant = (is_meant & goes_on).flatten(1)
         numbers = torch.full(texts.answers.shape, -1)
         numbers[texts.answers] = torch.arange(len(texts.chances))
-        wanted = texts.chances[numbers[rows[:, None].expand_as(places)[is_meant], places[is_meant]]]
-        logits = functional.linear(states[is_meant], self.table)
+        wanted = texts.chances[numbers.gather(1, places)[is_meant]]
+        states = self.states(texts, anchors, before, places)[is_meant]
+        logits = functional.linear(states, self.table)
         logits = logits + self.markov_w2(self.markov_w1(before[is_meant]))
         losses = -(wanted * functional.log_softmax(logits, dim=-1)).sum(-1)
-        weights = (0.8 ** torch.arange(BLOCK)).expand_as(places)[is_meant]
+        weights = (0.8 ** torch.arange(BLOCK)).repeat(len(places), ANCHORS)[is_meant]
         return (losses * weights).sum() / weights.sum()
 
     def anchors(self, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows and columns of tokens that blocks begin with, some of each answer.
-        Shapes: answers [B, T] -> [A], [A]"""
-        chances = answers * torch.rand(answers.shape)
-        count = min(ANCHORS, answers.shape[1])
-        found = chances.topk(count, dim=1)
-        rows = torch.arange(len(answers))[:, None].expand(-1, count)
-        there = found.values > 0
-        return rows[there], found.indices[there]
+        """Return tokens of each answer that blocks begin with, and which of them there are.
+        Shapes: answers [B, T] -> [B, A], [B, A]"""
+        chances = functional.pad(answers * torch.rand(answers.shape), (0, ANCHORS))
+        found = chances.topk(ANCHORS, dim=1)
+        return found.indices.clamp(max=answers.shape[1] - 1), found.values > 0
 
     def states(
-        self, texts: Texts, rows: torch.Tensor, anchors: torch.Tensor, before: torch.Tensor
+        self, texts: Texts, anchors: torch.Tensor, before: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """Return the states of blocks. Shapes: rows, anchors [A], before [A, D] -> [A, D, E]"""
-        inner = torch.cat([texts.inner[i] for i in OUTPUTS], dim=-1)
-        context = self.hidden_norm(self.fc(inner))
-        count = context.shape[1]
-        tokens = torch.full_like(before, MASK)
-        tokens[:, 0] = before[:, 0]
-        x = functional.embedding(tokens, self.table)
-        places = anchors[:, None] + torch.arange(BLOCK)
-        sees = torch.arange(count) < anchors[:, None]
-        sees = torch.cat([sees, sees.new_ones(len(rows), BLOCK)], dim=1)[:, None, None]
+        """Return the states of blocks, row by row one behind the other. Shapes: anchors [B, A],
+        before, places [B, A D] -> [B, A D, E]"""
+        context = self.hidden_norm(self.fc(torch.cat([texts.inner[i] for i in OUTPUTS], dim=-1)))
+        known = torch.arange(context.shape[1]).expand(len(context), -1)
+        is_first = torch.arange(before.shape[1]) % BLOCK == 0
+        x = functional.embedding(torch.where(is_first, before, MASK), self.table)
+        block = torch.arange(before.shape[1]) // BLOCK
+        sees = known[:, None] < anchors.repeat_interleave(BLOCK, 1)[:, :, None]
+        own = (block[:, None] == block).expand(len(context), -1, -1)
+        sees = torch.cat([sees, own], dim=2)[:, None]
         for layer in self.layers:
             attn, normed = layer.self_attn, layer.input_layernorm(x)
             q = self.turned(attn.q_norm(self.heads(attn.q_proj, normed)), places)
-            known = torch.arange(count).expand(len(context), -1)
-            k = self.turned(attn.k_norm(self.heads(attn.k_proj, context)), known)[rows]
-            own = self.turned(attn.k_norm(self.heads(attn.k_proj, normed)), places)
-            v = self.heads(attn.v_proj, context)[rows]
-            k = torch.cat([k, own], dim=1)
-            v = torch.cat([v, self.heads(attn.v_proj, normed)], dim=1)
+            k, v = (
+                torch.cat([self.heads(proj, context), self.heads(proj, normed)], dim=1)
+                for proj in (attn.k_proj, attn.v_proj)
+            )
+            k = self.turned(attn.k_norm(k), torch.cat([known, places], dim=1))
             found = functional.scaled_dot_product_attention(
                 q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), sees, enable_gqa=True
             )
