@@ -26,7 +26,6 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.linear.placement import Part as Rows

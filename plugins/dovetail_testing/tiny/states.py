@@ -138,7 +138,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "shared_expert_intermediate_size": 24,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "hc_count": 3,
+            "hc_count": 2,
             "hc_lowrank": 6,
             "ple_layer_ids": [1, 3],
             "ple_embed_dim": 24,

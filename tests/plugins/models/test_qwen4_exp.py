@@ -1,0 +1,120 @@
+"""Qwen4-Exp against transformers: rows whole, cut, together and divided over ranks, where a query
+picks 3 of 15 pools, texts end within n-grams, and a rank has parts of their tables' shards; and
+what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError
+from dovetail_testing.harness import PagedModel, load_model
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.thread_ranks import divided_both_ways
+
+NAME = "Qwen4ExpForCausalLM"
+END = 1
+TOKENS = torch.randint(3, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+for place in (6, 20, 22, 40):
+    TOKENS[place] = END
+
+
+def wanted(path: Path) -> torch.Tensor:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        found: torch.Tensor = theirs.eval()(input_ids=torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+def pieces(model: PagedModel) -> list[torch.Tensor]:
+    """Return the logits of a row in pieces beside others, of a prefix hit, and token by token."""
+    model.forward([(0, TOKENS[:7])])
+    part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
+    model.share(1, 2, 32)
+    last, hit, more = model.forward([(1, TOKENS[32:]), (2, TOKENS[32:50]), (0, TOKENS[20:21])])
+    rest = [model.forward([(0, [token])])[0] for token in TOKENS[21:]]
+    return [torch.cat([part, more, *rest]), torch.cat([other, last]), hit]
+
+
+def test_rows_whole_cut_and_under_other_gates(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, NAME, output_gate_type=None, ngram_size=4)
+    theirs = wanted(path)
+    for backend in ("native_cpu", "torch_sdpa"):
+        model = PagedModel.load(path, backend=backend)
+        parts = zip(pieces(model), (theirs[7:], theirs, theirs[32:50]), strict=True)
+        assert all((own - there).abs().max() < 1e-4 for own, there in parts)
+
+
+def as_released(path: Path) -> None:
+    """Give a saved text model the names of a whole one, its tables whole, and one that drafts.
+    Mutates: the files"""
+    text = json.loads((path / "config.json").read_text())
+    whole = {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp"}
+    (path / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+    tensors = load_file(path / "model.safetensors")
+    tables: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors):
+        if ".shard_" in name:
+            tables.setdefault(name.partition("shard_")[0], []).append(tensors.pop(name))
+    tensors |= {f"{name}weight": torch.cat(parts) for name, parts in tables.items()}
+    named = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
+    named |= {"model.visual.patch_embed.proj.bias": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
+    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_ranks_stages_and_released_names_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "linear_attention"],
+        "ple_layer_ids": [2],
+    }
+    path = write_tiny_checkpoint(tmp_path, NAME, **two)
+    theirs = wanted(path)
+    for model in divided_both_ways(path, monkeypatch):
+        found = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 40), (40, 41), (41, 60))]
+        assert (torch.cat(found) - theirs).abs().max() < 1e-4
+    as_released(path)
+    (found_whole,) = PagedModel.load(path).forward([(0, TOKENS)])
+    assert (found_whole - theirs).abs().max() < 1e-4
+
+
+def test_quantized_layers_leave_the_streams_and_tables(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, NAME)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    flags: dict[str, Any] = {"max_model_len": 96, "use_tqdm_on_load": False}
+    answers = []
+    for method in (None, "int8"):
+        with LLM(str(path), quantization=method, **flags) as llm:
+            answers.append(llm.generate([TOKENS], params, use_tqdm=False)[0].outputs[0])
+    assert len(answers[1].token_ids) == 4
+    assert answers[0].token_ids[0] == answers[1].token_ids[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ple_layer_ids": [2]}, "only in layers of linear attention"),
+        ({"eos_token_id": None}, "there is no token for it"),
+        ({"indexer_budget": None}, "indexer_budget must say how"),
+        ({"output_gate_type": "gelu"}, 'no output gate "gelu"'),
+        ({"ngram_size": 8}, "longer than the kernels' 7"),
+    ],
+)
+def test_other_settings_are_refused(fields: dict[str, Any], why: str, tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, NAME)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(ConfigError, match=why):
+        load_model(path)
