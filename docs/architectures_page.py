@@ -55,26 +55,14 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; GLM-5-Next (text), where it picks pools of latents; and DeepSeek V4, where it picks entries
-that cover several tokens.
+head; GLM-5-Next (text), where it picks pools of latents; Qwen4-Exp (text), where it picks pools of
+keys and values for all heads; and DeepSeek V4, where it picks entries that cover several tokens.
 [kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
 what a row would have to keep:
 
 | model | layer | what is missing |
 |---|---|---|"""
 SPARSE_REFUSED = (
-    (
-        "Qwen4-Exp",
-        "`indexed_attention`",
-        "an indexer picks blocks of tokens for all heads, and no backend attends to picked keys "
-        "and values: cache blocks of hybrids hold more tokens than one pick",
-    ),
-    (
-        "Qwen4-Exp",
-        "`linear_attention` with PLE",
-        "it adds embeddings of n-grams of token ids, found by their hash, so a row keeps its last "
-        "ids; its dilated convolution of all streams is wider than the kernels' 8 inputs",
-    ),
     (
         "Dots3 Note",
         "`sliding_attention`",

@@ -20,8 +20,6 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
-from dovetail.layers.norm import RMSNorm
-from dovetail_plugins.layers.attention.output_gate import OutputGate
 from dovetail_plugins.layers.attention.picked_pools import PoolsConfig
 from dovetail_plugins.layers.attention.pooled_heads import PooledGatedAttention
 from dovetail_plugins.layers.gated_residual import GatedConfig, GatedConnection, GatedRead
@@ -37,6 +35,7 @@ from dovetail_plugins.models.qwen3_5 import Qwen3_5ForCausalLM
 from dovetail_plugins.models.qwen3_next import Qwen3NextLayer
 
 MIXER = "hyper_connection_mixer"
+GATES = ("silu", "sigmoid")
 INDEXER = ("n_heads", "head_dim", "budget", "compress_ratio")
 
 
@@ -87,19 +86,6 @@ def ngrams_config(context: BuildContext, index: int) -> NgramsConfig:
     )
 
 
-class OpenNorm(RMSNorm):
-    """The norm of each head, and then a gate by a sigmoid."""
-
-    def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
-        super().__init__(context, size, eps=eps)
-        self._open = OutputGate(context)
-
-    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # the gate is always there
-        """Return norm(x) sigmoid(gate). Shapes: x, gate [T, H V] -> [T, H V]"""
-        normed = super().forward(x.reshape(-1, len(self.weight)))
-        return self._open(normed.view(x.shape), gate)
-
-
 class Qwen4ExpLayer(Qwen3NextLayer):
     """One layer: what n-grams add, the delta rule or attention, and experts."""
 
@@ -107,9 +93,10 @@ class Qwen4ExpLayer(Qwen3NextLayer):
         super().__init__(context, name, config, layer)
         del self.input_layernorm, self.post_attention_layernorm  # connections norm what they read
         plain, streams = unquantized(context), streams_config(context)
-        for part in ("attn", "mlp"):
-            own = f"{part}_hyper_connection"
-            self.add_module(own, GatedConnection(plain, f"{name}.{own}", streams))
+        self.attn_hyper_connection, self.mlp_hyper_connection = (
+            GatedConnection(plain, f"{name}.{part}_hyper_connection", streams)
+            for part in ("attn", "mlp")
+        )
         with_ngrams = ngram_layers(context.model.hf_config)
         self.ple: NgramStreams | None = None
         if layer in with_ngrams:
@@ -119,18 +106,16 @@ class Qwen4ExpLayer(Qwen3NextLayer):
 
     def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
         """Return the delta rule. Raises: ConfigError for an output gate that is not known."""
-        settings, sizes = context.model.hf_config, delta_sizes(context.model.hf_config)
-        act = settings.get("output_gate_type") or sizes.act
-        mixer = DeltaMixer(context, name, sizes)
-        if act == "sigmoid":
-            mixer.norm = OpenNorm(context, sizes.value_size, eps=sizes.eps)
-        elif act != "silu":
+        settings = context.model.hf_config
+        sizes = delta_sizes(settings)
+        gate = settings.get("output_gate_type") or sizes.act
+        if gate not in GATES:
             raise ConfigError(
-                f'linear attention has no output gate "{act}" here.',
+                f'linear attention has no output gate "{gate}" here.',
                 where="config.json: output_gate_type",
-                fix="known are silu and sigmoid.",
+                fix=f"known are {', '.join(GATES)}.",
             )
-        return mixer
+        return DeltaMixer(context, name, replace(sizes, gate=gate))
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

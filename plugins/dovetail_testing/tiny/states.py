@@ -146,7 +146,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "ngram_vocab_size_base": 50,
             "make_ngram_vocab_size_divisible_by": 16,
             "split_ngram_parts": 5,
-            "indexer_n_heads": 4,
+            "indexer_n_heads": 16,
             "indexer_kv_heads": 1,
             "indexer_head_dim": 16,
             "indexer_budget": 12,
