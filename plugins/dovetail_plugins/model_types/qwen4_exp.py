@@ -17,6 +17,8 @@ from dovetail_plugins.model_types.qwen3_next import LINEAR, QWEN3_5_MOE
 
 Config = Mapping[str, Any]
 FULL = "full_attention"
+NUM_DIGITS = 9
+"""What an indexer caches of a token's position."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -64,13 +66,14 @@ def cache(config: Config) -> CacheFacts:
         found,
         num_attention_layers=kinds.count(FULL) * int(config["num_key_value_heads"]),
         latent_size=2 * int(config["head_dim"]),
-        index_size=int(config.get("indexer_head_dim") or 0),
+        index_size=int(config.get("indexer_head_dim") or 0) + NUM_DIGITS,
         num_state_layers=found.num_state_layers + layers,
         conv_numbers=max(found.conv_numbers, inputs if layers else 0),
     )
 
 
-QWEN4_EXP = Value(
+QWEN4_EXP = Value(summary="Qwen4-Exp", value=ModelFacts(media=("image",)))
+QWEN4_EXP_TEXT = Value(
     summary="the text part of Qwen4-Exp",
     value=ModelFacts(
         cache=f"{__name__}:cache",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,9 +20,9 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import Rope
-from dovetail.layers.decoder import DecoderConfig, DecoderLayer
+from dovetail.layers.decoder import FULL, DecoderConfig, DecoderLayer
 from dovetail_plugins.layers.attention.picked_pools import PoolsConfig
-from dovetail_plugins.layers.attention.pooled_heads import PooledGatedAttention
+from dovetail_plugins.layers.attention.pooled_heads import HeadIndexer, PooledGatedAttention
 from dovetail_plugins.layers.gated_residual import GatedConfig, GatedConnection, GatedRead
 from dovetail_plugins.layers.hyper_connection import spread
 from dovetail_plugins.layers.mixers.delta import DeltaMixer
@@ -29,8 +30,10 @@ from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridModel
 from dovetail_plugins.layers.ngrams import NgramsConfig, NgramStreams
 from dovetail_plugins.model_types.qwen3_next import delta_sizes
 from dovetail_plugins.model_types.qwen4_exp import end_id, layer_types, ngram_layers
+from dovetail_plugins.models._media import TEXT_PARTS
 from dovetail_plugins.models.deepseek import unquantized
 from dovetail_plugins.models.qwen2_moe import GatedSharedMoE
+from dovetail_plugins.models.qwen2_vl import Qwen3_5ForConditionalGeneration
 from dovetail_plugins.models.qwen3_5 import Qwen3_5ForCausalLM
 from dovetail_plugins.models.qwen3_next import Qwen3NextLayer
 
@@ -160,6 +163,9 @@ class Qwen4ExpModel(HybridModel):
         streams, plain = streams_config(context), unquantized(context)
         self.stage.width = streams.count * context.model.hidden_size
         self.norm = self.stage.last(lambda: GatedRead(plain, f"{name}.{MIXER}", streams))
+        for part in self.layers.modules():
+            if isinstance(part, HeadIndexer):
+                part.turn_by(self.rotaries[FULL])
 
     def layer_arguments(
         self, x: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor
@@ -169,11 +175,10 @@ class Qwen4ExpModel(HybridModel):
 
 
 class Qwen4ExpForCausalLM(Qwen3_5ForCausalLM):
-    """Qwen4-Exp with its head. Of checkpoints that take images the text part is run."""
+    """Qwen4-Exp's text model with its head."""
 
     info = Info(
-        summary="the text part of Qwen4-Exp (delta rule, attention to picked pools, n-grams, "
-        "streams)",
+        summary="Qwen4-Exp, text only (delta rule, attention to picked pools, n-grams, streams)",
         source="https://huggingface.co/Qwen/Qwen4-Exp",
     )
     capabilities = Qwen3_5ForCausalLM.capabilities - {"vectors"}
@@ -194,3 +199,12 @@ class Qwen4ExpForCausalLM(Qwen3_5ForCausalLM):
         """Return the names, with the norm of the streams after the last layer."""
         usual = super().weight_map()
         return replace(usual, renames=(*usual.renames, (f"model.{MIXER}.", "model.norm.")))
+
+
+class Qwen4ExpForConditionalGeneration(Qwen3_5ForConditionalGeneration):
+    """Qwen4-Exp as it is released: Qwen3.5's encoder of images before the text model."""
+
+    info = Info(summary="Qwen4-Exp", source="https://huggingface.co/Qwen/Qwen4-Exp")
+    capabilities = Qwen3_5ForConditionalGeneration.capabilities - {"vectors"}
+    text_class: ClassVar[str] = "Qwen4ExpForCausalLM"
+    text_parts: ClassVar[tuple[str, ...]] = (*TEXT_PARTS, MIXER)

@@ -18,9 +18,12 @@ from dovetail.errors import ConfigError
 from dovetail_testing.harness import PagedModel, load_model
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.media_verdicts import media_verdict
 from support.thread_ranks import divided_both_ways
+from support.tiny_media import write_media_checkpoint
+from support.verdicts import NATIVE, Verdict
 
-NAME = "Qwen4ExpForCausalLM"
+NAME, WHOLE = "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"
 END = 1
 TOKENS = torch.randint(3, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(2)).tolist()
 for place in (6, 20, 22, 40):
@@ -55,24 +58,21 @@ def test_rows_whole_cut_and_under_other_gates(tmp_path: Path) -> None:
         assert all((own - there).abs().max() < 1e-4 for own, there in parts)
 
 
-def as_released(path: Path) -> None:
-    """Give a saved text model the names of a whole one, its tables whole, and one that drafts.
-    Mutates: the files"""
-    text = json.loads((path / "config.json").read_text())
-    whole = {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp"}
-    (path / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+def with_whole_tables(path: Path) -> None:
+    """Join a checkpoint's shards, leave out what follows from its config, and add a layer that
+    drafts. Mutates: the file"""
     tensors = load_file(path / "model.safetensors")
     tables: dict[str, list[torch.Tensor]] = {}
     for name in sorted(tensors):
         if ".shard_" in name:
             tables.setdefault(name.partition("shard_")[0], []).append(tensors.pop(name))
-    tensors |= {f"{name}weight": torch.cat(parts) for name, parts in tables.items()}
-    named = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
-    named |= {"model.visual.patch_embed.proj.bias": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
-    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+    joined = {f"{name}weight": torch.cat(parts) for name, parts in tables.items()}
+    kept = {name: x for name, x in tensors.items() if x.is_floating_point()}
+    drafting = {"mtp.fc.weight": torch.zeros(2)}
+    save_file(kept | joined | drafting, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_ranks_stages_and_released_names_change_nothing(
+def test_ranks_stages_and_whole_tables_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two: dict[str, Any] = {
@@ -85,9 +85,28 @@ def test_ranks_stages_and_released_names_change_nothing(
     for model in divided_both_ways(path, monkeypatch):
         found = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 40), (40, 41), (41, 60))]
         assert (torch.cat(found) - theirs).abs().max() < 1e-4
-    as_released(path)
+    with_whole_tables(path)
     (found_whole,) = PagedModel.load(path).forward([(0, TOKENS)])
     assert (found_whole - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("flags", [{}, {"max_num_batched_tokens": 20}], ids=["whole", "pieces"])
+def test_images_before_pools_and_ngrams(flags: dict[str, int], tmp_path: Path) -> None:
+    path = write_media_checkpoint(tmp_path, WHOLE)
+    assert media_verdict(path, **flags) == Verdict(state=NATIVE)
+
+
+def test_the_text_part_alone(tmp_path: Path) -> None:
+    path = write_media_checkpoint(tmp_path, WHOLE)
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        ids = torch.tensor([TOKENS])
+        drawn = theirs.eval().generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=-1)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    flags: dict[str, Any] = {"max_model_len": 96, "use_tqdm_on_load": False}
+    with LLM(str(path), language_model_only=True, **flags) as llm:
+        (found,) = llm.generate([TOKENS], params, use_tqdm=False)
+    assert [*found.outputs[0].token_ids] == drawn[0, len(TOKENS) :].tolist()
 
 
 def test_quantized_layers_leave_the_streams_and_tables(tmp_path: Path) -> None:

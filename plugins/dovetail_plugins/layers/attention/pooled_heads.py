@@ -7,7 +7,8 @@ With x a token's input, of small heads that share a key:
     key of a pool: norm(mean over its tokens s of k_s), rotated like its first token
     score of a pool for query t: sum over heads h of relu(q_th . key)
 
-A value and its key are cached side by side as one latent of a kv head: queries of zeros before
+A token's position in time, height and width is cached with its k, in digits that every type holds
+exactly: its pool may be complete only in a later step. A value and its key are cached side by side as one latent of a kv head: queries of zeros before
 their own numbers make attention over latents grouped attention, so that backends that attend to
 picked latents need nothing else. As long as all pools of a step's rows are picked, attention is
 dense.
@@ -26,15 +27,26 @@ from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention.latent_rows import write_latents
-from dovetail.layers.attention.rotary import Rope, apply_rotary
-from dovetail.layers.context import INDEX_KEYS, LATENTS, ForwardContext, forward_context
+from dovetail.layers.attention.rotary import Rope, Rotary, apply_rotary
+from dovetail.layers.context import (
+    INDEX_KEYS,
+    LATENTS,
+    ForwardContext,
+    forward_context,
+    step_media,
+)
 from dovetail.layers.decoder import DecoderConfig
 from dovetail.layers.kept import CachingLayer
 from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.media import SpatialRotary
 from dovetail.layers.opaque import CompilerBoundary
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.layers.attention.gated import GatedAttention
 from dovetail_plugins.layers.attention.picked_pools import PickedCall, PoolPicker, PoolsConfig
+from dovetail_plugins.model_types.qwen4_exp import NUM_DIGITS
+
+DIGIT = 256
+"""The base of digits: numbers up to it are exact in bfloat16."""
 
 
 class HeadIndexer(nn.Module):
@@ -51,7 +63,7 @@ class HeadIndexer(nn.Module):
                 fix="leave it out.",
             )
         size = config.head_size
-        self.config = config
+        self.config, self.cached_size = config, size + NUM_DIGITS
         self.index_qk_proj = ReplicatedLinear(
             context,
             f"{name}.index_qk_proj",
@@ -61,22 +73,45 @@ class HeadIndexer(nn.Module):
         self.q_layernorm = norms.norm(context, size, eps=norms.norm_eps)
         self.k_layernorm = norms.norm(context, size, eps=norms.norm_eps)
 
+    def turn_by(self, rotary: Rotary) -> None:
+        """Rotate pools by the table of the layers that attend. Mutates: self"""
+        pairs = torch.zeros(rotary.size // 2, dtype=torch.int64)
+        is_spatial = isinstance(rotary, SpatialRotary)
+        directions = rotary.get_buffer("directions") if is_spatial else pairs
+        self._table = (rotary.get_buffer("cos"), rotary.get_buffer("sin"), directions)
+
     def forward(self, x: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries, and what tokens add to their pools' keys.
-        Shapes: x [T, E] -> [T, H D], [T, D]"""
-        size = self.config.head_size
+        """Return queries, and what tokens cache for their pools' keys.
+        Shapes: x [T, E] -> [T, H D], [T, C]"""
+        size, media = self.config.head_size, step_media()
         q, keys = self.index_qk_proj(x).split((self.config.num_heads * size, size), dim=-1)
         q = self.q_layernorm(q.unflatten(-1, (-1, size))).flatten(-2)
-        return apply_rotary(q, rope, size), keys
+        places = rope.positions.expand(3, -1)
+        if media is not None and media.positions is not None:
+            places = media.positions
+        return apply_rotary(q, rope, size), torch.cat([keys, _digits(places).to(keys)], dim=-1)
 
-    def pooled(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Return the keys of whole pools. Shapes: states [S, D], cos and sin [positions, R / 2] ->
-        [S // B, D]"""
-        size = self.config.pool_size
+    def pooled(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the keys of whole pools. Shapes: states [S, C] -> [S // B, D]"""
+        size, width = self.config.pool_size, self.config.head_size
         whole = states[: len(states) // size * size].unflatten(0, (-1, size))
-        keys = self.k_layernorm(whole.float().mean(dim=1).to(states.dtype))
-        firsts = torch.arange(len(keys), device=keys.device) * size
-        return apply_rotary(keys, Rope(firsts, cos, sin), self.config.head_size)
+        keys = self.k_layernorm(whole[..., :width].float().mean(dim=1).to(states.dtype))
+        cos, sin, directions = self._table
+        at = _numbers(whole[:, 0, width:])[:, directions]
+        rope = Rope(torch.arange(len(at), device=at.device), cos.gather(0, at), sin.gather(0, at))
+        return apply_rotary(keys, rope, width)
+
+
+def _digits(places: torch.Tensor) -> torch.Tensor:
+    """Return positions in digits. Shapes: [3, T] -> [T, NUM_DIGITS]"""
+    powers = DIGIT ** torch.arange(NUM_DIGITS // 3, device=places.device)
+    return (places.T.unsqueeze(-1) // powers % DIGIT).flatten(1)
+
+
+def _numbers(digits: torch.Tensor) -> torch.Tensor:
+    """Return the positions that digits say. Shapes: [T, NUM_DIGITS] -> [T, 3] int64"""
+    powers = DIGIT ** torch.arange(NUM_DIGITS // 3, device=digits.device)
+    return (digits.long().unflatten(-1, (3, -1)) * powers).sum(dim=-1)
 
 
 class CachedHead(CachingLayer):
@@ -110,7 +145,7 @@ class PooledHeads(nn.Module):
         super().__init__()
         size, count = spec.head_size, spec.num_kv_heads
         self.heads = nn.ModuleList(
-            CachedHead(f"{name}.heads.{i}", size, 0 if i else indexer.config.head_size)
+            CachedHead(f"{name}.heads.{i}", size, 0 if i else indexer.cached_size)
             for i in range(count)
         )
         self.spec = spec
@@ -128,14 +163,13 @@ class PooledHeads(nn.Module):
         v: torch.Tensor,
         index_q: torch.Tensor,
         index_k: torch.Tensor,
-        rope: Rope,
     ) -> torch.Tensor:
         """Return the attended values; `index_q` and `index_k` are the indexer's.
 
         Shapes: q [T, H*D], k and v [T, K*D] -> [T, H*D]
         """
         width = self.spec.num_heads * self.spec.head_size
-        return self._opaque(q, k, v, index_q, index_k, rope.cos, rope.sin, size=width)
+        return self._opaque(q, k, v, index_q, index_k, size=width)
 
     def _attend(
         self,
@@ -144,8 +178,6 @@ class PooledHeads(nn.Module):
         v: torch.Tensor,
         index_q: torch.Tensor,
         index_k: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
     ) -> torch.Tensor:
         refuse_recording("whether an indexer picks depends on how long rows are")
         context, first = forward_context(), self.heads[0]
@@ -156,9 +188,7 @@ class PooledHeads(nn.Module):
         calls = None
         if layout.max_seq_tokens >= self.picker.min_tokens:
             ones = torch.ones(len(q), self.picker.spec.num_heads, device=q.device)
-            calls = self.picker.calls(
-                context, layout, index_cache, lambda x: self._pooled(x, cos, sin), index_q, ones
-            )
+            calls = self.picker.calls(context, layout, index_cache, self._pooled, index_q, ones)
         size, count = self.spec.head_size, len(self.heads)
         queries = q.unflatten(-1, (count, -1, size))
         both = torch.cat([x.unflatten(-1, (count, size)) for x in (v, k)], dim=-1)
@@ -227,5 +257,5 @@ class PooledGatedAttention(GatedAttention):
         *others, width = self.qkv_proj.spec.out_sizes
         qkv, gate = self.qkv_proj(x).split((sum(others), width), dim=-1)
         q, k, v = self.rotate(qkv, rope)
-        attended = self.attn(q, k, v, *self.indexer(x, rope), rope)
+        attended = self.attn(q, k, v, *self.indexer(x, rope))
         return self.o_proj(self._open(attended, gate), residual)
