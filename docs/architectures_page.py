@@ -55,7 +55,7 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; GLM-5-Next (text), where it picks pools of latents; Qwen4-Exp (text), where it picks pools of
+head; GLM-5-Next (text), where it picks pools of latents; Qwen4-Exp, where it picks pools of
 keys and values for all heads; and DeepSeek V4, where it picks entries that cover several tokens.
 [kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
 what a row would have to keep:

@@ -19,7 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.attention.rotary import Rope
+from dovetail.layers.attention.rotary import Rope, Rotary
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderLayer
 from dovetail_plugins.layers.attention.picked_pools import PoolsConfig
 from dovetail_plugins.layers.attention.pooled_heads import HeadIndexer, PooledGatedAttention
@@ -163,9 +163,11 @@ class Qwen4ExpModel(HybridModel):
         streams, plain = streams_config(context), unquantized(context)
         self.stage.width = streams.count * context.model.hidden_size
         self.norm = self.stage.last(lambda: GatedRead(plain, f"{name}.{MIXER}", streams))
+        rotary = self.rotaries[FULL]
+        assert isinstance(rotary, Rotary), "layers that attend are rotated"
         for part in self.layers.modules():
             if isinstance(part, HeadIndexer):
-                part.turn_by(self.rotaries[FULL])
+                part.turn_by(rotary)
 
     def layer_arguments(
         self, x: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor

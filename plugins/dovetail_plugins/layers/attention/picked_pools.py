@@ -3,7 +3,7 @@ attention over picked tokens.
 
 A pool's key is made of what its tokens have cached; an indexer's best pools are picked, and the
 tokens after a query's last whole pool always are. Queries with as many such tokens are one call.
-Knows neither what is attended to nor how keys are made.
+What is attended to, and how keys are made, is up to the layer.
 """
 
 from __future__ import annotations

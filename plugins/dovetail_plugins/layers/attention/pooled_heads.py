@@ -8,10 +8,10 @@ With x a token's input, of small heads that share a key:
     score of a pool for query t: sum over heads h of relu(q_th . key)
 
 A token's position in time, height and width is cached with its k, in digits that every type holds
-exactly: its pool may be complete only in a later step. A value and its key are cached side by side as one latent of a kv head: queries of zeros before
-their own numbers make attention over latents grouped attention, so that backends that attend to
-picked latents need nothing else. As long as all pools of a step's rows are picked, attention is
-dense.
+exactly: its pool may be complete only in a later step. A value and its key are cached side by side
+as one latent of a kv head: queries of zeros before their own numbers make attention over latents
+grouped attention, so that backends that attend to picked latents need nothing else. As long as all
+pools of a step's rows are picked, attention is dense.
 Source: Qwen team, Qwen4-Exp, 2026, as transformers has it.
 """
 
