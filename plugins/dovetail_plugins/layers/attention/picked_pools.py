@@ -93,25 +93,34 @@ class PoolPicker:
         pools = torch.full((len(rows), self.spec.num_picked), -1, device=tokens.device)
         pools[tokens] = context.backend.pick(call).to(pools.dtype)
         picks = _expanded(pools, torch.tensor(counts, device=pools.device), size)
-        return [
-            self._call(context, layout, picks, rest) for rest in sorted({c % size for c in counts})
-        ]
+        return _by_rest(context, layout, rows, counts, picks, self.pools)
 
-    def _call(
-        self, context: ForwardContext, layout: BatchLayout, picks: torch.Tensor, rest: int
-    ) -> PickedCall:
-        """Return the call of the tokens that have `rest` tokens after their last whole pool."""
-        size = self.pools.pool_size
-        rows, counts = tokens_of(layout)
-        own = [token for token, count in enumerate(counts) if count % size == rest]
+
+def _by_rest(
+    context: ForwardContext,
+    layout: BatchLayout,
+    rows: list[int],
+    counts: list[int],
+    picks: torch.Tensor,
+    pools: PoolsConfig,
+) -> list[PickedCall]:
+    """Return a step's tokens by how many follow their last whole pool; `rows` and `counts` as
+    `tokens_of` returns them. Shapes: picks [T, most picks]"""
+    rests = [count % pools.pool_size for count in counts]
+    found = []
+    for rest in sorted(set(rests)):
+        own = [token for token, other in enumerate(rests) if other == rest]
         tokens = torch.tensor(own, device=picks.device)
         alone = alone_rows(layout, tokens, [rows[i] for i in own], [counts[i] for i in own])
-        width = self.pools.num_pools * size + rest
-        return PickedCall(
-            tokens=tokens,
-            prepared=context.backend.prepare(alone),
-            picks=picks[tokens, :width].contiguous(),
+        width = pools.num_pools * pools.pool_size + rest
+        found.append(
+            PickedCall(
+                tokens=tokens,
+                prepared=context.backend.prepare(alone),
+                picks=picks[tokens, :width].contiguous(),
+            )
         )
+    return found
 
 
 def _over_keys(
