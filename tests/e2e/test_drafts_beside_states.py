@@ -34,7 +34,7 @@ WAYS = {
     "Qwen3NextForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
     "Qwen4ExpForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
 }
-"""Each way by itself in every family, and each pair of them in two."""
+"""Each way by itself in every family, and each pair of them in at least two."""
 
 
 @dataclass(frozen=True)
