@@ -29,7 +29,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.linear.placement import Part as Rows
-from dovetail.layers.linear.placement import Placement, place_rows
+from dovetail.layers.linear.placement import Placement, WeightHolder, place_rows
 from dovetail.layers.linear.placement import Rows as SomeRows
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.state import CONV, IDS, Part, RowStates, State
@@ -125,9 +125,9 @@ class ShardedTable(VocabParallelEmbedding):
         return set(self._shards)
 
 
-class NgramTable(DividedVectors):
-    """The rows of tables that n-grams name. What names them follows from the config, and
-    checkpoints may have it."""
+class NgramTable(WeightHolder):
+    """The rows of tables that n-grams name. What names them follows from the config; checkpoints
+    may store it, too."""
 
     def __init__(self, context: BuildContext, config: NgramsConfig) -> None:
         super().__init__()
@@ -140,15 +140,19 @@ class NgramTable(DividedVectors):
             "ngram_heads_offsets": starts,
         }
         for name, numbers in found.items():
-            rows = Rows(name="", full=len(numbers), local=len(numbers), start=0)
-            self.add_vector(context, name, (rows,), dtype=torch.int64)
-            parameter = self.get_parameter(name)
-            parameter.data.copy_(torch.tensor(numbers))
-            vars(parameter)["is_optional"] = True
+            self.register_buffer(name, torch.tensor(numbers, device=context.device), False)
         count = -(-sum(sizes) // config.multiple) * config.multiple
         self.ngram_embedding = ShardedTable(
             context, count, config.size // config.num_heads, shards=config.shards
         )
+
+    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
+        """Return no placement for numbers that follow from the config (see WeightHolder)."""
+        return [] if leaf in self._buffers else None
+
+    def pieces(self, leaf: str) -> set[str]:
+        """Return an empty set: there is no parameter."""
+        return set()
 
     def forward(self, ids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the rows of a token's n-grams, side by side; `ids` less the end's: its own, the
@@ -161,7 +165,7 @@ class NgramTable(DividedVectors):
         """Return the table's rows. Shapes: each [T, 1] -> [T heads] int64"""
         config, found = self.config, []
         factors, sizes, starts = (
-            self.get_parameter(name).data
+            self.get_buffer(name)
             for name in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
         )
         mixed = (ids[0].long() + config.end) * factors[0]

@@ -109,15 +109,15 @@ def test_the_text_part_alone(tmp_path: Path) -> None:
     assert [*found.outputs[0].token_ids] == drawn[0, len(TOKENS) :].tolist()
 
 
-def test_quantized_layers_leave_the_streams_and_tables(tmp_path: Path) -> None:
+def test_quantized_and_invented_weights(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path, NAME)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     flags: dict[str, Any] = {"max_model_len": 96, "use_tqdm_on_load": False}
     answers = []
-    for method in (None, "int8"):
-        with LLM(str(path), quantization=method, **flags) as llm:
+    for own in ({}, {"quantization": "int8"}, {"load_format": "dummy"}):
+        with LLM(str(path), **own, **flags) as llm:
             answers.append(llm.generate([TOKENS], params, use_tqdm=False)[0].outputs[0])
-    assert len(answers[1].token_ids) == 4
+    assert [len(one.token_ids) for one in answers] == [4, 4, 4]
     assert answers[0].token_ids[0] == answers[1].token_ids[0]
 
 
