@@ -55,28 +55,11 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; GLM-5-Next (text), where it picks pools of latents; DeepSeek V4, where it picks entries that
-cover several tokens; and Dots3 Note (text), whose other layers attend to latents in a window.
-[kv_cache.md](../explanation/kv_cache.md) says how. These are refused, for their attention or for
-what a row would have to keep:
-
-| model | layer | what is missing |
-|---|---|---|"""
-SPARSE_REFUSED = (
-    (
-        "Qwen4-Exp",
-        "`indexed_attention`",
-        "an indexer picks blocks of tokens for all heads, and no backend attends to picked keys "
-        "and values: cache blocks of hybrids hold more tokens than one pick",
-    ),
-    (
-        "Qwen4-Exp",
-        "`linear_attention` with PLE",
-        "it adds embeddings of n-grams of token ids, found by their hash, so a row keeps its last "
-        "ids; its dilated convolution of all streams is wider than the kernels' 8 inputs",
-    ),
-)
-"""Model, layer, and what serving it needs."""
+head; GLM-5-Next (text), where it picks pools of latents; Qwen4-Exp, where it picks pools of
+keys and values for all heads; DeepSeek V4, where it picks entries that cover several tokens; and
+Dots3 Note (text), whose other layers attend to latents in a window.
+[kv_cache.md](../explanation/kv_cache.md) says how. No class of transformers is refused for its
+sparse layers."""
 
 
 MEDIA_HEAD = """\
@@ -123,7 +106,6 @@ def architectures_page(note: str) -> str:
         head,
         *_rows(alone),
         SPARSE,
-        *(f"| {' | '.join(row)} |" for row in SPARSE_REFUSED),
         second,
         *_rows(with_media),
         PUBLISHED_HEAD,

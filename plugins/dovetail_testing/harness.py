@@ -35,6 +35,7 @@ from dovetail_plugins.layers.attention.block_sparse import BlockIndexer
 from dovetail_plugins.layers.attention.compressed import CompressedAttention
 from dovetail_plugins.layers.attention.compressor import Entries
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
+from dovetail_plugins.layers.attention.pooled_heads import CachedHead
 from dovetail_plugins.layers.stored.rounding import FLOAT, ActivationOptions
 from dovetail_testing.reference import ReferenceAttention
 
@@ -109,6 +110,10 @@ class PagedModel:
             widths = {LATENTS: layer.config.head_size, INDEX_KEYS: layer.input_size}
             found = {name: torch.full((*size, width), UNUSED) for name, width in widths.items()}
             return found if layer.input_size else found[LATENTS]
+        if isinstance(layer, CachedHead):
+            latents = torch.full((*size, layer.size), UNUSED)
+            keys = torch.full((*size, layer.index_size), UNUSED)
+            return {LATENTS: latents, INDEX_KEYS: keys} if layer.index_size else latents
         if isinstance(layer, LatentAttention):
             latents = torch.full((*size, layer.spec.size), UNUSED)
             if not isinstance(layer, IndexedAttention) or layer.indexer is None:

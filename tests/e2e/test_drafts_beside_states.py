@@ -22,6 +22,7 @@ FEW: dict[str, dict[str, int]] = {
     "MambaForCausalLM": {"num_gpu_blocks_override": 14},
     "Lfm2ForCausalLM": {"num_gpu_blocks_override": 30},
     "Qwen3NextForCausalLM": {"num_gpu_blocks_override": 22},
+    "Qwen4ExpForCausalLM": {"num_gpu_blocks_override": 30},
 }
 """Families, and room so small that requests are preempted."""
 IN_TURN, ONE_AHEAD = False, True
@@ -31,8 +32,9 @@ WAYS = {
     "MambaForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
     "Lfm2ForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
     "Qwen3NextForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
+    "Qwen4ExpForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
 }
-"""Each way by itself in every family, and each pair of them in two."""
+"""Each way by itself in every family, and each pair of them in at least two."""
 
 
 @dataclass(frozen=True)

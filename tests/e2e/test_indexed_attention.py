@@ -32,11 +32,12 @@ FAMILIES = {
     "MiniMaxM3VLForCausalLM": {"index_block_size": 16, "index_topk_blocks": 2},
     "Glm5NextForConditionalGeneration": {},
     "Dots3NoteForCausalLM": {},
+    "Qwen4ExpForCausalLM": {},
     "DeepseekV4ForCausalLM": {
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
     },
 }
-BLOCKS = {"Glm5Next": 14, "DeepseekV4": 26, "Dots3Note": 15}
+BLOCKS = {"Glm5Next": 14, "Qwen4Exp": 18, "DeepseekV4": 26, "Dots3Note": 15}
 """How many make the engine preempt, by model; 11 of the others."""
 ENGINE: dict[str, Any] = {
     "max_model_len": 96,

@@ -143,7 +143,7 @@ _OWN: dict[str, Json] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
         "indexer_budget": 8,

@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
+from dovetail_testing.tiny.families import FAMILIES
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
 from support import tiny_gemma4, tiny_minicpm_v, tiny_minimax_m3
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
@@ -30,13 +31,14 @@ TEMPLATE = (
 def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: Any) -> Path:
     """Write config, weights, tokenizer and processor of a random model; return the folder.
 
-    Raises: KeyError for an architecture that is in neither table.
+    Raises: StopIteration for an architecture that is in no table.
     """
     import torch
     import transformers
 
     folder = Path(folder)
-    tokens, build = {**MEDIA_FAMILIES, **STATE_FAMILIES, **SOUND_FAMILIES}[architecture]
+    tables = (MEDIA_FAMILIES, STATE_FAMILIES, WITHOUT_FILES, SOUND_FAMILIES)
+    tokens, build = next(one[architecture] for one in tables if architecture in one)
     tokenizer = media_tokenizer(folder, tokens, NAMES.get(architecture, ()))
     config, processor = build({name: tokenizer.convert_tokens_to_ids(name) for name in tokens})
     for name, value in overrides.items():
@@ -388,6 +390,17 @@ def _qwen3_5(ids: dict[str, int]) -> Made:
     return config, _qwen_processor("qwen3_vl", "Qwen3VLProcessor")
 
 
+def _qwen4_exp(ids: dict[str, int]) -> Made:
+    import transformers as hf
+
+    _, fields = FAMILIES["Qwen4ExpForCausalLM"]
+    rope = {**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+    text = {**TEXT, **fields, "rope_parameters": rope}
+    vision = {**QWEN3_VISION, "deepstack_visual_indexes": []}
+    config = hf.Qwen4ExpConfig(vision_config=vision, text_config=text, **_qwen_ids(ids))
+    return config, _qwen_processor("qwen3_vl", "Qwen3VLProcessor")
+
+
 QWEN3_TEXT = {
     **TEXT,
     "head_dim": 8,
@@ -424,6 +437,10 @@ STATE_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
     "MiniCPMV4_6ForConditionalGeneration": (tiny_minicpm_v.TOKENS, tiny_minicpm_v.made),
 }
 """Families whose text models keep states."""
+WITHOUT_FILES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
+    "Qwen4ExpForConditionalGeneration": (QWEN, _qwen4_exp),
+}
+"""The same, of which there are no GGUF files."""
 SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Qwen2AudioForConditionalGeneration": (AUDIO, _qwen2_audio),
     "VoxtralForConditionalGeneration": (VOXTRAL, _voxtral),

@@ -19,13 +19,14 @@ from dovetail.layers.context import forward_context
 from dovetail.layers.kept import CachingLayer
 from dovetail_kernels.states import StateRows
 
-CONV, STATE = "conv", "state"
-"""The kind of a part: the layer's latest inputs unchanged, or a sum over all inputs."""
+CONV, STATE, IDS = "conv", "state", "ids"
+"""The kind of a part: the layer's latest inputs unchanged, a sum over all inputs, or token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a row's state on this rank. `holds`: CONV or STATE, which have separate dtypes."""
+    """A part of a row's state on this rank. `holds`: CONV or STATE, which have separate dtypes, or
+    IDS."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,7 +68,7 @@ class State(CachingLayer):
 
     def kept(self, run: RunSpec) -> StateLayer:
         """Return the layer's cached state per row."""
-        types = {CONV: run.conv_state_dtype, STATE: run.state_dtype}
+        types = {CONV: run.conv_state_dtype, STATE: run.state_dtype, IDS: "float32"}
         parts = (
             StatePart(name=part.name, shape=part.shape, dtype=types[part.holds])
             for part in self.parts

@@ -114,7 +114,7 @@ class HyperConnection(HyperMix):
     def added(self, x: torch.Tensor, written: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Return the streams with the part's output added. Shapes: x [T, M E], written [T, M],
         output [T, E] -> [T, M E]"""
-        return of_tensors(_added, x, written, output)[0]
+        return of_tensors(added, x, written, output)[0]
 
 
 class MixingConnection(HyperMix):
@@ -194,6 +194,8 @@ def _mixed(
     return ((news + mixed).flatten(1).to(x.dtype),)
 
 
-def _added(x: torch.Tensor, written: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor]:
+def added(x: torch.Tensor, written: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor]:
+    """Return the streams with a part's output added, as much as is written to each.
+    Shapes: x [T, M E], written [T, M], output [T, E] -> [T, M E]"""
     news = written.unsqueeze(-1) * output.float().unsqueeze(1)
     return ((x.float() + news.flatten(1)).to(x.dtype),)

@@ -172,6 +172,8 @@ def _shrink(text: Any) -> None:
         text.num_kv_shared_layers = 0
     if getattr(text, "vocab_size_per_layer_input", None):
         text.vocab_size_per_layer_input = 8
+    if getattr(text, "ple_layer_ids", None):
+        text.ple_layer_ids = []
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
 

@@ -28,7 +28,8 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
-from dovetail_plugins.layers.attention.pooled import PooledAttention, PoolIndexer, PoolsConfig
+from dovetail_plugins.layers.attention.picked_pools import PoolsConfig
+from dovetail_plugins.layers.attention.pooled import PooledAttention, PoolIndexer
 from dovetail_plugins.layers.hyper_connection import (
     MeanNorm,
     MixingConnection,

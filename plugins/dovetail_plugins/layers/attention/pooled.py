@@ -15,54 +15,23 @@ Source: Z.ai, GLM-5.3-Flash, 2026, as transformers has it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 from torch import nn
 
-from dovetail.interfaces.attention import BatchLayout, IndexCall, IndexSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention.latent import LatentConfig
-from dovetail.layers.attention.latent_rows import read_latents, write_latents
+from dovetail.layers.attention.latent_rows import write_latents
 from dovetail.layers.attention.rotary import Rope
-from dovetail.layers.context import ForwardContext, forward_context
+from dovetail.layers.context import forward_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.norm import LayerNorm
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.layers.attention.indexed import PICKS, IndexedAttention
-from dovetail_plugins.layers.attention.token_rows import alone_rows, tokens_of
+from dovetail_plugins.layers.attention.picked_pools import PickedCall, PoolPicker, PoolsConfig
 
 KEYS_EPS = 1e-6
 """Of the norm of keys; no config.json says it."""
-SCORED = 16
-"""Pools' keys in a block of those that a step makes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolsConfig:
-    """The sizes of an indexer: H and D, c_q's numbers, B, and how many pools a query picks."""
-
-    num_heads: int
-    head_size: int
-    query_rank: int
-    pool_size: int
-    num_pools: int
-
-    @property
-    def min_sparse(self) -> int:
-        """Return from how many tokens on a row has more whole pools than a query picks."""
-        return (self.num_pools + 1) * self.pool_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PickedCall:
-    """Tokens of a step with as many picks: their numbers, layout and picks.
-    Shapes: tokens [T], picks [T, K]"""
-
-    tokens: torch.Tensor
-    prepared: object
-    picks: torch.Tensor
 
 
 class PoolIndexer(nn.Module):
@@ -120,11 +89,8 @@ class PooledAttention(IndexedAttention):
         pools: PoolsConfig,
         indexer: PoolIndexer | None,
     ) -> None:
-        self.pools = pools
-        spec = IndexSpec(
-            num_heads=pools.num_heads, head_size=pools.head_size, num_picked=pools.num_pools
-        )
-        super().__init__(context, name, config, spec, indexer)
+        self.picker = PoolPicker(pools)
+        super().__init__(context, name, config, self.picker.spec, indexer)
 
     @property
     def index_size(self) -> int:
@@ -155,11 +121,14 @@ class PooledAttention(IndexedAttention):
         layout = context.backend.layout_of(context.prepared[self.name])
         if keys is not None:
             write_latents(keys, self._index_keys(), layout.slots)
-        if layout.max_seq_tokens < self.pools.min_sparse:
+        if layout.max_seq_tokens < self.picker.min_tokens:
             return self._attended(q, latent)
         place = (PICKS, context.first_token)
         if index_q is not None and weights is not None:
-            context.once[place] = self._calls(context, layout, index_q, weights)
+            assert isinstance(self.indexer, PoolIndexer)
+            context.once[place] = self.picker.calls(
+                context, layout, self._index_keys(), self.indexer.pooled, index_q, weights
+            )
         write_latents(latent, self._cache(), layout.slots)  # calls may read each other's tokens
         heads = q.unflatten(-1, (self.spec.num_heads, self.head_size))
         out = q.new_empty(len(q), self.spec.num_heads, self.config.value_size)
@@ -168,88 +137,3 @@ class PooledAttention(IndexedAttention):
             own = call.tokens
             out[own] = self._absorbed(heads[own], latent[own], call.prepared, call.picks)
         return out.flatten(-2)
-
-    def _calls(
-        self,
-        context: ForwardContext,
-        layout: BatchLayout,
-        index_q: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> list[PickedCall]:
-        """Return the step's tokens by how many follow their last whole pool."""
-        size = self.pools.pool_size
-        rows, counts = tokens_of(layout)
-        pools = self._picked_pools(context, layout, rows, counts, index_q, weights)
-        picks = _expanded(pools, torch.tensor(counts, device=pools.device), size)
-        found = []
-        for rest in range(size):
-            own = [token for token, count in enumerate(counts) if count % size == rest]
-            if own:
-                tokens = torch.tensor(own, device=pools.device)
-                alone = alone_rows(layout, tokens, [rows[i] for i in own], [counts[i] for i in own])
-                width = self.pools.num_pools * size + rest
-                found.append(
-                    PickedCall(
-                        tokens=tokens,
-                        prepared=context.backend.prepare(alone),
-                        picks=picks[tokens, :width].contiguous(),
-                    )
-                )
-        return found
-
-    def _picked_pools(
-        self,
-        context: ForwardContext,
-        layout: BatchLayout,
-        rows: list[int],
-        counts: list[int],
-        index_q: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the pools that each token picks, -1 where all are taken; `rows` and `counts` as
-        `tokens_of` returns them. Shapes: -> [T, pools]"""
-        assert isinstance(self.indexer, PoolIndexer)
-        pools = self.pools
-        picks = torch.full((len(rows), pools.num_pools), -1, device=index_q.device)
-        own = [token for token, count in enumerate(counts) if count >= pools.min_sparse]
-        parts: list[torch.Tensor] = []
-        first: dict[int, int] = {}
-        for row in sorted({rows[token] for token in own}):
-            states = read_latents(self._index_keys(), layout, row, layout.seq_lens_host[row])
-            keys = self.indexer.pooled(states.to(index_q.dtype))
-            first[row] = sum(len(one) for one in parts) // SCORED
-            parts.append(torch.cat([keys, keys.new_zeros(-len(keys) % SCORED, keys.shape[1])]))
-        wholes = [counts[token] // pools.pool_size for token in own]
-        num_blocks = -(-max(wholes) // SCORED)
-        starts = torch.tensor([first[rows[token]] for token in own], device=picks.device)
-        tokens = torch.tensor(own, device=picks.device)
-        alone = alone_rows(layout, tokens, [rows[token] for token in own], wholes)
-        cache = torch.cat(parts).unflatten(0, (-1, SCORED))
-        table = starts.unsqueeze(1) + torch.arange(num_blocks, device=picks.device)
-        alone = replace(
-            alone,
-            block_table=table.clamp_(max=len(cache) - 1).int(),
-            block_tokens=SCORED,
-        )
-        call = IndexCall(
-            spec=self.index,
-            q=index_q[tokens].unflatten(-1, (self.index.num_heads, -1)),
-            weights=weights[tokens],
-            keys=cache,
-            prepared=context.backend.prepare(alone),
-        )
-        picks[tokens] = context.backend.pick(call).to(picks.dtype)
-        return picks
-
-
-def _expanded(pools: torch.Tensor, counts: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the tokens of picked pools, and those after the last whole pool; of a token that picks
-    none all that it sees. Shapes: pools [T, P], counts [T] -> [T, P B + B - 1] int32"""
-    at = torch.arange(size, device=pools.device)
-    picked = (pools.unsqueeze(-1) * size + at).flatten(1)
-    wholes, seen = counts.unsqueeze(1) // size * size, counts.unsqueeze(1)
-    rest = wholes + at[:-1]
-    some = torch.cat([picked, torch.where(rest < seen, rest, -1)], dim=1)
-    every = torch.arange(some.shape[1], device=pools.device).expand_as(some)
-    every = torch.where(every < seen, every, -1)
-    return torch.where(pools[:, :1] < 0, every, some).int()

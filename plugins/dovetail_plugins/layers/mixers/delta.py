@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dovetail.errors import ConfigError
@@ -29,7 +30,8 @@ from dovetail.layers.linear import (
     split_heads,
 )
 from dovetail.layers.linear.placement import Part as Rows
-from dovetail.layers.norm import RMSNorm
+from dovetail.layers.norm import RMSNorm, rms_kernel
+from dovetail.layers.opaque import is_traced
 from dovetail.layers.state import Part, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import gated_delta
@@ -55,6 +57,7 @@ it; QKV holds all queries, then all keys, then all values."""
 class DeltaSizes:
     """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V.
     `beta_scale` is the maximum beta, `least_log` (if not 0) the logarithm of the smallest decay.
+    `gate` is the function of the outputs' gates, silu or sigmoid.
     `is_tiled`: the output's matrix takes the first value head of every key head, then the second
     of each, and so on."""
 
@@ -64,6 +67,7 @@ class DeltaSizes:
     value_size: int
     conv: int
     act: str = "silu"
+    gate: str = "silu"
     eps: float = 1e-6
     beta_scale: float = 1.0
     least_log: float = 0.0
@@ -77,17 +81,26 @@ class DeltaSizes:
 
 
 class HeadNorm(nn.Module):
-    """The norm of each head, and then a gate. All heads have the same weight."""
+    """The norm of each head, and then a gate, silu or sigmoid. All heads have the same weight."""
 
-    def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
+    def __init__(self, context: BuildContext, size: int, *, eps: float, gate: str = "silu") -> None:
         super().__init__()
         empty = torch.empty(size, dtype=dtype_of(context.model.dtype), device=context.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
+        self._eps, self._open = eps, OutputGate(context) if gate == "sigmoid" else None
+        self._norm = rms_kernel(context, size, eps=eps)
         self._run = gated_norm_kernel(context, size, eps=eps, gate_first=False)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return norm(x) silu(gate). Shapes: x, gate [T, H V] -> [T, H V]"""
-        return self._run(x, gate, self.weight)
+        """Return the normed heads times their gates. Shapes: x, gate [T, H V] -> [T, H V]"""
+        if self._open is None:
+            return self._run(x, gate, self.weight)
+        heads = x.reshape(-1, len(self.weight))
+        if self._norm is None or is_traced():
+            normed = F.rms_norm(heads, self.weight.shape, self.weight, self._eps)
+        else:
+            normed = self._norm(heads, self.weight)
+        return self._open(normed.view(x.shape), gate)
 
 
 class DeltaRule(DividedVectors):
@@ -165,7 +178,7 @@ class DeltaMixer(DeltaRule):
                 fix="use 1, or a file whose ssm_out matrices are F16, BF16 or Q8_0.",
             )
         self.build_inputs(context, name)
-        self.norm = HeadNorm(context, sizes.value_size, eps=sizes.eps)
+        self.norm = HeadNorm(context, sizes.value_size, eps=sizes.eps, gate=sizes.gate)
         inner, hidden = sizes.value_heads * sizes.value_size, context.model.hidden_size
         self.out_proj = RowParallelLinear(context, f"{name}.out_proj", inner, hidden)
 
