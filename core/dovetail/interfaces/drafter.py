@@ -127,7 +127,7 @@ class WorkerDrafter(AnyDrafter):
     hidden state of i and token i + 1, to predict token i + 2. Further drafts continue from the
     token drafted last and the state that `advance` returned for it. One with a `masked_block` gets
     states of known tokens at depth 0 (its attention layers then only write keys and values), and
-    the block itself at depth 1, without states; `place_logits` are called place by place.
+    the block itself at depth 1, without states; `after_tokens` is called place by place.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
@@ -198,11 +198,11 @@ class WorkerDrafter(AnyDrafter):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return logits over the model's vocabulary for the next token. Shapes: [S, E] -> [S, V]"""
 
-    def place_logits(
-        self, states: torch.Tensor, token_ids: torch.Tensor, depth: int
+    def after_tokens(
+        self, logits: torch.Tensor, states: torch.Tensor, token_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits for one place of masked blocks, from its states and the tokens before it.
+        """Return logits of one place of masked blocks, corrected by the tokens before it.
 
-        Shapes: states [S, E], token_ids [S] -> [S, V]
+        Shapes: logits [S, V], states [S, E], token_ids [S] -> [S, V]
         """
-        return self.logits(states, depth)
+        return logits

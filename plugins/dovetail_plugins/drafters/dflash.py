@@ -118,14 +118,14 @@ class DFlash(WorkerDrafter):
         head = self._module.lm_head or self._target.logits
         return self._module.vocabulary.of_all(head(states))
 
-    def place_logits(
-        self, states: torch.Tensor, token_ids: torch.Tensor, depth: int
+    def after_tokens(
+        self, logits: torch.Tensor, states: torch.Tensor, token_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Return the logits after the tokens drafted before. Shapes: [S, E], [S] -> [S, V]"""
-        markov, found = self._module.markov_head, self.logits(states, depth)
+        """Return the logits with DSpark's bias. Shapes: [S, V], [S, E], [S] -> [S, V]"""
+        markov = self._module.markov_head
         if markov is None:
-            return found
-        return found + self._module.vocabulary.of_all(markov(states, token_ids))
+            return logits
+        return logits + self._module.vocabulary.of_all(markov(states, token_ids))
 
 
 def _check_kind(name: str, found: Mapping[str, Any]) -> None:

@@ -42,16 +42,16 @@ class MaskedGuesses:
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         sizes = np.where(wants > 0, wants + more, 1)
         states = self._passes.over_blocks(rows, starts, sizes, self._block)
-        firsts = np.cumsum(sizes) - sizes + more
+        logits, firsts = self._drafter.logits(states, 1), np.cumsum(sizes) - sizes + more
         before = batch.tokens[rows, starts].astype(np.int64)
         if self._sampled is not None:
             self._sampled.begin(rows)
         for depth in range(drafts.shape[1]):
             live = np.flatnonzero(wants > depth)
             tokens = torch.from_numpy(before[live]).to(states.device)
-            own = lines_of(states, firsts[live] + depth)
-            logits = self._drafter.place_logits(own, tokens, depth)
+            own, guesses = (lines_of(one, firsts[live] + depth) for one in (states, logits))
+            guesses = self._drafter.after_tokens(guesses, own, tokens)
             drawn = starts[live] + 1 + depth - batch.num_prompt[rows[live]]
-            before[live] = chosen(self._sampled, logits, rows[live], drawn)
+            before[live] = chosen(self._sampled, guesses, rows[live], drawn)
             drafts[live, depth] = before[live]
         return drafts, wants
