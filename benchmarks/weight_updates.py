@@ -56,15 +56,24 @@ def _measure(path: str, args: argparse.Namespace) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, args.dtype))
-    flags: dict[str, Any] = {"device": "cpu", "kv_cache_memory_bytes": 16 << 20, "max_model_len": 128}
+    model.save_pretrained(path)
+    flags: dict[str, Any] = {
+        "device": "cpu",
+        "kv_cache_memory_bytes": 16 << 20,
+        "max_model_len": 128,
+    }
     flags |= {"quantization": args.quantization, "use_tqdm_on_load": False}
     with LLM(path, **flags) as llm, SharedWeights() as shared:
         key = shared.write(model.named_parameters())
-        source = torch.from_file(shared.path, size=Path(shared.path).stat().st_size, dtype=torch.uint8)
+        source = torch.from_file(
+            shared.path, size=Path(shared.path).stat().st_size, dtype=torch.uint8
+        )
         target = torch.zeros_like(source)
         update = {"path": shared.path, "key": key}
         ratios = []
-        print(f"{source.nbytes >> 20} MiB of {args.dtype}, engine: {args.quantization or 'as it is'}")
+        print(
+            f"{source.nbytes >> 20} MiB of {args.dtype}, engine: {args.quantization or 'as it is'}"
+        )
         for number in range(args.rounds):
             copied_s = _seconds(lambda: target.copy_(source))
             updated_s = _seconds(lambda: llm.collective_rpc("update_weights", kwargs=update))
@@ -74,7 +83,9 @@ def _measure(path: str, args: argparse.Namespace) -> None:
                 f"{ratios[-1]:.2f} times",
                 flush=True,
             )
-        print(f"median {statistics.median(ratios):.2f} times, {min(ratios):.2f} to {max(ratios):.2f}")
+        print(
+            f"median {statistics.median(ratios):.2f} times, {min(ratios):.2f} to {max(ratios):.2f}"
+        )
 
 
 def _seconds(act: Callable[[], Any]) -> float:
