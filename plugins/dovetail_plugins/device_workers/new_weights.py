@@ -10,7 +10,7 @@ trainer sends them, have the settings of the running model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +30,9 @@ from dovetail.layers.attention.kv_scales import stored_tensors
 from dovetail.layers.moe.experts import Experts
 from dovetail.runner.load.loader import GIVE_BACK_BYTES
 from dovetail.runner.model_runner import ModelRunner
-from dovetail_plugins.device_workers.in_place import InPlace, Packing
+from dovetail_plugins.device_workers.in_place import InPlace, Writing
 from dovetail_plugins.layers.stored.matrix_linear import MatrixLinear
+from dovetail_plugins.load_formats._safetensors_header import read_entries
 from dovetail_plugins.packed_weights.loading import wait_written
 from dovetail_plugins.weight_transfer.memory_file import verify_key
 from dovetail_plugins.weight_transfer.memory_format import MemoryFormat, files_alone, reading
@@ -41,6 +42,7 @@ from dovetail_plugins.weight_transfer.sent_folder import remove_sent
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor in use, and what is to be copied over it."""
 Files = tuple[tuple[str, int, int], ...]
+Layout = tuple[Any, ...]
 WHERE = "path"
 ONE_MODEL = "name a checkpoint of the running model, such as a trainer saves."
 AUTO = Selection(kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto")
@@ -55,13 +57,15 @@ NAMES_SHOWN = 5
 class ReadWeights:
     """A checkpoint that was read: its run, its files with their key, and where its tensors go."""
 
-    run: RunSpec
-    key: str
-    files: Files
-    pairs: list[Pair]
-    packings: list[Packing]
-    held_bytes: int
-    """The bytes of tensors that only this has."""
+    run: RunSpec | None = None
+    key: str = ""
+    files: Files = ()
+    layout: Layout = ()
+    pairs: Sequence[Pair] = ()
+    writings: Sequence[Writing] = ()
+
+
+NOTHING = ReadWeights()
 
 
 class NewWeights:
@@ -69,7 +73,9 @@ class NewWeights:
 
     def __init__(self, runner: ModelRunner, release: Callable[[], None]) -> None:
         self._runner, self._release = runner, release
-        self._read: ReadWeights | None = None
+        self._read = self._mapped = NOTHING
+        """What was read last; and what stays mapped: a trainer writes weights at the same places
+        again, and mapping them costs half as much as reading them."""
         self._settings = runner.run.model.path
         """The folder or file with the settings of the weights in use."""
 
@@ -78,7 +84,7 @@ class NewWeights:
         have ("": any). Raises: RequestError if it cannot replace the weights in use.
         Mutates: self"""
         files = _files(path, key)
-        if self._read is not None and self._read.files == files:
+        if self._read.files == files and self._read.key == key:
             return
         self.drop()
         try:
@@ -96,35 +102,36 @@ class NewWeights:
         if not files_alone(path):
             verify_alike(structs.replace(running.model, path=self._settings), path)
         model = cast(nn.Module, self._runner.model)
-        in_place = InPlace(model)
-        verify_room(files, running, device, in_place.num_bytes)
         is_first = running.rank.tensor_rank == 0  # what one rank refuses, no rank uses
         run = run_of(running, path, key, checks_numbers=is_first)
+        layout = layout_of(files) if files_alone(path) else ()
+        if layout and layout == self._mapped.layout:
+            verify_again(self._mapped, key, checks_numbers=is_first)
+            return replace(self._mapped, run=run, key=key, files=files)
+        self._mapped = NOTHING
+        in_place = InPlace(model)
+        verify_room(files, running, device, in_place.num_bytes)
         if is_first and not files_alone(path):
             verify_all_numbers(run)
         pairs = list(pairs_of(model, in_place.read(run, device)))
-        return ReadWeights(
-            run=run,
-            key=key,
-            files=files,
-            pairs=pairs,
-            packings=in_place.packings,
-            held_bytes=sum(
-                one.nbytes for _, one in pairs if one.data_ptr() not in in_place.borrowed
-            ),
+        read = ReadWeights(
+            run=run, key=key, files=files, layout=layout, pairs=pairs, writings=in_place.writings
         )
+        if layout and in_place.is_complete:
+            self._mapped = replace(read, pairs=[])
+        return read
 
     @torch.inference_mode()
     def use(self, path: str) -> None:
         """Use what was read from a path. Raises: RequestError if nothing was. Mutates: the model,
         and the runner's run, by which it is loaded again"""
         read = self._read
-        if read is None or read.run.model.path != path:
+        if read.run is None or read.run.model.path != path:
             raise RequestError("nothing was read from there.", where=WHERE, fix="read it first.")
         wait_written()
         verify_unchanged(read)
-        for packing in read.packings:
-            packing.pack()
+        for writing in read.writings:
+            writing.write()
         for target, tensor in read.pairs:
             target.copy_(tensor)
         verify_unchanged(read)
@@ -139,9 +146,9 @@ class NewWeights:
 
     def drop(self) -> None:
         """Drop what was read. Mutates: self"""
-        read, self._read = self._read, None
-        if read is not None and read.held_bytes >= GIVE_BACK_BYTES:
-            del read
+        held_bytes = sum(tensor.nbytes for _, tensor in self._read.pairs)
+        self._read = NOTHING
+        if held_bytes >= GIVE_BACK_BYTES:
             self._release()
 
 
@@ -159,8 +166,24 @@ def _files(path: str, key: str) -> Files:
     return tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in facts)
 
 
+def layout_of(files: Files) -> Layout:
+    """Return which file each is, and where its tensors lie in it. Raises: ConfigError"""
+    paths = [Path(name) for name, _, _ in files]
+    return tuple((path.stat().st_dev, path.stat().st_ino, *read_entries(path)) for path in paths)
+
+
+def verify_again(mapped: ReadWeights, key: str, *, checks_numbers: bool) -> None:
+    """Raise ConfigError unless mapped files that were read before have the key, and numbers."""
+    paths = [Path(name) for name, _, _ in mapped.files]
+    verify_key(paths, key)
+    for tensor in (tensor for one in mapped.writings for _, tensor in one.pieces if checks_numbers):
+        verify_numbers(str(list(tensor.shape)), tensor, str(paths[0]))
+    verify_key(paths, key)
+
+
 def verify_unchanged(read: ReadWeights) -> None:
     """Raise RequestError unless the files are those that were read."""
+    assert read.run is not None
     path = read.run.model.path
     try:
         is_same = _files(path, read.key) == read.files

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,16 +57,17 @@ class MemoryFormat(LoadFormat):
         """Yield every tensor once. Raises: ConfigError, also at the end if the files were written
         meanwhile"""
         from dovetail_plugins.load_formats._safetensors_file import lazy_tensors
-        from dovetail_plugins.load_formats._shards import read_shards
+        from dovetail_plugins.load_formats._shards import checked_headers, wanted_headers
         from dovetail_plugins.weight_transfer.memory_file import verify_key
         from dovetail_plugins.weight_transfer.numbers import verify_numbers
 
         files = self._files(checkpoint)
         verify_key(files, self.options.key)
-        for name, tensor in read_shards(files, checkpoint, partial(lazy_tensors, lets_go=False)):
-            if self.options.checks_numbers:
-                verify_numbers(name, tensor, checkpoint.path)
-            yield name, tensor
+        for header in wanted_headers(checked_headers(files), checkpoint):
+            for name, tensor in lazy_tensors(header, lets_go=False):
+                if self.options.checks_numbers:
+                    verify_numbers(name, tensor, checkpoint.path)
+                yield name, tensor
         verify_key(files, self.options.key)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
