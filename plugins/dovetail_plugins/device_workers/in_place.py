@@ -28,6 +28,8 @@ from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 Pieces = tuple[tuple[Placement, torch.Tensor], ...]
 """The tensors of a checkpoint that fill a parameter, and where."""
 WEIGHT = "weight"
+USUAL = (Linear.finish, VocabParallelEmbedding.finish)
+"""What layers do with their weight that leave all to the method."""
 
 
 class Writing(Protocol):
@@ -163,13 +165,11 @@ def _packs_anew(layer: nn.Module) -> ConvertedLinear | None:
     """Return a layer's method if all that it makes of its weight is a matrix that can be packed
     anew; else None."""
     method = vars(layer).get("method")
-    is_usual = isinstance(layer, WeightHolder) and type(layer).finish in USUAL
-    is_plain = is_usual and isinstance(method, ConvertedLinear) and method.plain is not None
-    return method if is_plain and method.name else None
-
-
-USUAL = (Linear.finish, VocabParallelEmbedding.finish)
-"""What layers do with their weight that leave all to the method."""
+    if not isinstance(layer, WeightHolder) or type(layer).finish not in USUAL:
+        return None
+    if not isinstance(method, ConvertedLinear) or method.plain is None or not method.name:
+        return None
+    return method
 
 
 def _plain(method: ConvertedLinear) -> Packed:
