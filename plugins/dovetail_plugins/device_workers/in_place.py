@@ -7,7 +7,7 @@ written. Parameters that no layer repacks are copied from there. All else is loa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,12 +21,13 @@ from dovetail.layers.linear import Linear
 from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional
 from dovetail.layers.weights import own_finish
-from dovetail.runner.load.loader import GivingBack, build_model, fill_from_files, method_of
+from dovetail.runner.load.loader import GivingBack, build_model, fill, fill_from_files, method_of
 from dovetail_kernels.gemm.native import Packed
 from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
 Pieces = tuple[tuple[Placement, torch.Tensor], ...]
 """The tensors of a checkpoint that fill a parameter, and where."""
+Tensors = Iterable[tuple[str, torch.Tensor]]
 WEIGHT = "weight"
 USUAL = (Linear.finish, VocabParallelEmbedding.finish)
 """What layers do with their weight that leave all to the method."""
@@ -101,9 +102,12 @@ class InPlace:
         """Return the bytes of running weights that are packed anew."""
         return sum(_plain(method).num_bytes for method in self._methods.values())
 
-    def read(self, run: RunSpec, device: torch.device) -> nn.Module:
-        """Return the model of a run, read. What is written over running weights is in it as they
-        are. Raises: ConfigError. Mutates: self"""
+    def read(
+        self, run: RunSpec, device: torch.device, tensors: Tensors | None = None
+    ) -> nn.Module:
+        """Return the model of a run, read, or filled with `tensors` instead of its checkpoint's.
+        What is written over running weights is in it as they are. Raises: ConfigError.
+        Mutates: self"""
         quant = method_of(run)
         with quant.loading(run):
             token = PACKED_LAYERS.set({method.name for method in self._methods.values()})
@@ -112,7 +116,10 @@ class InPlace:
                 self._paths = {id(layer): path for path, layer in model.named_modules()}
                 for layer, name in list(self._unpacked(model)):
                     _release(layer, name)
-                fill_from_files(model, run, device, quant, finish=self._finish)
+                if tensors is None:
+                    fill_from_files(model, run, device, quant, finish=self._finish)
+                else:
+                    fill(model, tensors, quant, run.rank, finish=self._finish)
             finally:
                 PACKED_LAYERS.reset(token)
         for path, layer in list(model.named_modules()):
