@@ -102,9 +102,7 @@ class InPlace:
         """Return the bytes of running weights that are packed anew."""
         return sum(_plain(method).num_bytes for method in self._methods.values())
 
-    def read(
-        self, run: RunSpec, device: torch.device, tensors: Tensors | None = None
-    ) -> nn.Module:
+    def read(self, run: RunSpec, device: torch.device, tensors: Tensors | None = None) -> nn.Module:
         """Return the model of a run, read, or filled with `tensors` instead of its checkpoint's.
         What is written over running weights is in it as they are. Raises: ConfigError.
         Mutates: self"""

@@ -1,9 +1,9 @@
-"""SameOperations: a trainer's transformers model whose forward pass is made of an engine's operations.
+"""SameOperations: a trainer's model of transformers, computed by an engine's operations.
 
 Kernels that add in another order give other last bits, so a trainer's log probabilities of drawn
-tokens differ from those that the engine had when it drew them. Here every decoder layer, the last
-norm and the head compute with the engine's own layers and kernels, whose results do not depend on
-the rows next to them; gradients are those of transformers' own operations at the same inputs.
+tokens differ from those that the engine had when it drew them. Here embedding, decoder layers, the
+last norm and the head compute with the engine's own layers and kernels, whose results do not depend
+on the rows next to them; gradients are those of transformers' own operations at the same inputs.
 """
 
 from __future__ import annotations
@@ -25,29 +25,35 @@ from dovetail.layers.kept import kept_layers
 from dovetail.runner.kv.allocation import allocate_tensors, layer_caches, small_layout
 from dovetail.runner.load.loader import load_model
 from dovetail.sampling.logprobs import token_logprobs
+from dovetail_plugins.attention.native_cpu import NativeCpu
 from dovetail_plugins.device_workers.in_place import InPlace
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
+NOT_SUPPORTED = ("inputs_embeds", "position_ids", "past_key_values")
+"""Arguments of forward passes that go on from earlier ones, or have no tokens."""
 
 
 class SameOperations:
-    """Makes `model`, of transformers, compute as an engine with this `run` (`llm.spec.run`) does.
+    """Makes `model`, of transformers, compute as an engine with this `run` (`llm.spec.run`) does,
+    while `is_on`.
 
-    Only for plain decoders on a CPU such as Llama's and Qwen3's, whose run has one rank, no
-    quantization and float32 weights; prompts start at position 0 and are padded on the right, if at
-    all. Each forward pass takes the model's weights as they are then.
+    For plain decoders such as Llama's and Qwen3's whose weights are float32 here, and an engine on
+    a CPU with one rank, native attention and no quantization. What it has in bfloat16 is rounded
+    for the forward pass. Prompts begin at position 0 and are padded on the right, if at all. Each
+    forward pass takes the model's weights as they are then.
     Mutates: model. Raises: ConfigError for another model.
     """
 
     def __init__(self, model: nn.Module, run: RunSpec) -> None:
+        self.is_on = True
         self._trained, self._run = cast(Any, model), run
         self._device = torch.device("cpu")
+        backend: AttentionBackend = registry.make(run.attention)
+        self._backend = in_dtype(backend, run.attention_dtype, run.model.dtype)
         own = load_model(run, self._device).module
         self._verify(own)
         self._own = cast(DecoderForCausalLM, own)
         decoder = cast(DecoderModel, self._own.model)
-        backend: AttentionBackend = registry.make(run.attention)
-        self._backend = in_dtype(backend, run.attention_dtype, run.model.dtype)
         in_place = InPlace(own)
         tensors = ((name, tensor.data) for name, tensor in model.named_parameters())
         in_place.read(run, self._device, tensors)
@@ -57,24 +63,38 @@ class SameOperations:
         self._context: ForwardContext | None = None
         self._ropes: dict[str, Any] = {}
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        self._replace_embedding(self._trained.model.embed_tokens, decoder)
         for layer, trained in zip(decoder.layers, self._trained.model.layers, strict=True):
             self._replace(trained, self._layer(cast(DecoderLayer, layer)))
         self._replace(self._trained.model.norm, decoder.norm)
         self._replace(self._trained.lm_head, self._own.logits)
 
     def _verify(self, own: nn.Module) -> None:
-        run = self._run
-        if not isinstance(own, DecoderForCausalLM) or type(own.model) is not DecoderModel:
+        """Raise ConfigError unless both models are of the kind that this is for."""
+        run, trained = self._run, self._trained
+        if not isinstance(own, DecoderForCausalLM) or not is_plain(own):
             raise _unlike("it is not a plain decoder")
         if run.device != "cpu" or run.rank.world_size > 1 or run.model.dtype != "float32":
-            raise _unlike("it does not run on one CPU in float32")
-        parts = getattr(self._trained, "model", None), getattr(self._trained, "lm_head", None)
+            raise _unlike("the engine does not compute in float32 on one CPU")
+        if not isinstance(self._backend, NativeCpu):
+            raise _unlike(f"attention is that of {run.attention.name}, not of native_cpu")
+        if any(one.dtype != torch.float32 for one in trained.parameters()):
+            raise _unlike("its weights are not float32")
+        parts = getattr(trained, "model", None), getattr(trained, "lm_head", None)
         if None in parts or len(parts[0].layers) != len(own.model.layers):
             raise _unlike("it has other layers")
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the model's weights, and the places of the tokens. Mutates: self"""
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        """Take the model's weights, and the places of the tokens. Raises: ConfigError.
+        Mutates: self"""
+        if not self.is_on:
+            return
+        ids = args[0] if args else kwargs.get("input_ids")
+        mask = kwargs.get("attention_mask")
+        if ids is None or any(kwargs.get(name) is not None for name in NOT_SUPPORTED):
+            raise _unlike(f"it was called with {' or '.join(NOT_SUPPORTED)}")
+        if mask is not None and (mask.dim() != 2 or (mask.diff() > 0).any()):
+            raise _unlike("its rows are not padded on the right")
         with torch.inference_mode():
             for writing in self._writings:
                 writing.write()
@@ -106,6 +126,22 @@ class SameOperations:
 
         return compute
 
+    def _replace_embedding(self, module: nn.Module, decoder: DecoderModel) -> None:
+        """Let the trained model look tokens up as the engine does. Mutates: module"""
+        own = module.forward
+
+        def forward(ids: torch.Tensor) -> torch.Tensor:
+            if not self.is_on:
+                return cast(torch.Tensor, own(ids))
+            return _Replaced.apply(
+                lambda x: decoder.embed_tokens(x[:, 0]),
+                lambda x: own(x[..., 0]),
+                ids.unsqueeze(-1),
+                *module.parameters(),
+            )
+
+        module.forward = forward  # type: ignore[method-assign]
+
     def _replace(self, module: nn.Module, compute: Compute) -> None:
         """Let a module of the trained model compute by the engine's. Mutates: module"""
         own = module.forward
@@ -115,9 +151,23 @@ class SameOperations:
                 found = own(x, *args, **kwargs)
                 return cast(torch.Tensor, found[0] if isinstance(found, tuple) else found)
 
+            if not self.is_on:
+                return with_torch(hidden)
             return _Replaced.apply(compute, with_torch, hidden, *module.parameters())
 
         module.forward = forward  # type: ignore[method-assign]
+
+
+def is_plain(own: DecoderForCausalLM) -> bool:
+    """Return whether a model is made of the layers that all plain decoders have, unscaled."""
+    decoder = own.model
+    if type(decoder) is not DecoderModel or any(
+        type(x) is not DecoderLayer for x in decoder.layers
+    ):
+        return False
+    config = decoder.config
+    scales = config.embedding_scale, config.branch_scale, config.logit_scale
+    return scales == (1.0, 1.0, 1.0) and config.final_logit_softcap is None
 
 
 def drawn_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -135,13 +185,13 @@ def drawn_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class _Replaced(torch.autograd.Function):
-    """What `compute` makes of hidden states, with the gradients of what torch makes of them."""
+    """What `compute` makes of rows, with the gradients of what torch makes of them."""
 
     @staticmethod
     def forward(
         ctx: Any, compute: Compute, with_torch: Compute, x: torch.Tensor, *parameters: nn.Parameter
     ) -> torch.Tensor:
-        """Shapes: x [..., E] -> [..., O], or [...] if the function has no last axis"""
+        """Shapes: x [..., E] -> [..., O], or [...] if `compute` returns a number a row"""
         ctx.with_torch = with_torch
         ctx.save_for_backward(x, *parameters)
         with torch.inference_mode():
@@ -150,12 +200,18 @@ class _Replaced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x and the parameters."""
+        """Return the gradients of x and of the parameters, None for those that have none."""
         x, *parameters = ctx.saved_tensors
         with torch.enable_grad():
-            inputs = (x.detach().requires_grad_(), *parameters)
-            found = ctx.with_torch(inputs[0])
-        return (None, None, *torch.autograd.grad(found, inputs, gradient, allow_unused=True))
+            x = x.detach().requires_grad_(x.is_floating_point())
+            found = ctx.with_torch(x)
+        inputs = [one for one in (x, *parameters) if one.requires_grad]
+        gradients = iter(torch.autograd.grad(found, inputs, gradient, allow_unused=True))
+        return (
+            None,
+            None,
+            *(next(gradients) if one.requires_grad else None for one in (x, *parameters)),
+        )
 
 
 def rows_of(num_rows: int, length: int, block_tokens: int) -> BatchLayout:
@@ -181,5 +237,5 @@ def _unlike(reason: str) -> ConfigError:
     return ConfigError(
         f"this model cannot compute as the engine does: {reason}.",
         where="model",
-        fix="use a Llama or Qwen3 model, and an engine with --dtype float32 on a CPU.",
+        fix="train a Llama or Qwen3 model in float32 on whole prompts, with an engine on a CPU.",
     )
