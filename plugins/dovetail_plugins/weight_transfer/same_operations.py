@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from dovetail import registry
@@ -46,6 +47,8 @@ class SameOperations:
 
     def __init__(self, model: nn.Module, run: RunSpec) -> None:
         self.is_on = True
+        options = {**run.load_options, "weight_cache_bytes": 0}  # which holds what never changes
+        run = structs.replace(run, load_options=options, shows_progress=False)
         self._trained, self._run = cast(Any, model), run
         self._device = torch.device("cpu")
         backend: AttentionBackend = registry.make(run.attention)
@@ -53,7 +56,7 @@ class SameOperations:
         own = load_model(run, self._device).module
         self._verify(own)
         self._own = cast(DecoderForCausalLM, own)
-        decoder = cast(DecoderModel, self._own.model)
+        decoder = self._own.model
         in_place = InPlace(own)
         tensors = ((name, tensor.data) for name, tensor in model.named_parameters())
         in_place.read(run, self._device, tensors)
@@ -80,8 +83,8 @@ class SameOperations:
             raise _unlike(f"attention is that of {run.attention.name}, not of native_cpu")
         if any(one.dtype != torch.float32 for one in trained.parameters()):
             raise _unlike("its weights are not float32")
-        parts = getattr(trained, "model", None), getattr(trained, "lm_head", None)
-        if None in parts or len(parts[0].layers) != len(own.model.layers):
+        layers = getattr(getattr(trained, "model", None), "layers", ())
+        if len(layers) != len(own.model.layers) or getattr(trained, "lm_head", None) is None:
             raise _unlike("it has other layers")
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -98,7 +101,8 @@ class SameOperations:
         with torch.inference_mode():
             for writing in self._writings:
                 writing.write()
-            layout = rows_of(*ids.shape, self._run.block_tokens)
+            num_rows, length = ids.shape
+            layout = rows_of(num_rows, length, self._run.block_tokens)
             layers = kept_layers(self._own, self._run)
             memory = small_layout(
                 layers,
@@ -114,8 +118,8 @@ class SameOperations:
                     memory, layers, self._backend, allocate_tensors(memory, self._device)
                 ),
             )
-            positions = torch.arange(ids.shape[1]).repeat(ids.shape[0])
-            rotaries = cast(DecoderModel, self._own.model).rotaries
+            positions = torch.arange(length).repeat(num_rows)
+            rotaries = self._own.model.rotaries
             self._ropes = {name: rotary(positions) for name, rotary in rotaries.items()}
 
     def _layer(self, layer: DecoderLayer) -> Compute:
