@@ -62,7 +62,7 @@ def _measure(path: str, args: argparse.Namespace) -> None:
         "kv_cache_memory_bytes": 16 << 20,
         "max_model_len": 128,
     }
-    flags |= {"quantization": args.quantization, "use_tqdm_on_load": False}
+    flags |= {"quantization": args.quantization, "use_tqdm_on_load": False, "weight_cache": False}
     with LLM(path, **flags) as llm, SharedWeights() as shared:
         key = shared.write(model.named_parameters())
         source = torch.from_file(
