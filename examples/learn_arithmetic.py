@@ -4,7 +4,8 @@ The engine draws several answers to each question. The trainer, which is transfo
 raises the probability of answers that are better than their question's average (GRPO without a
 penalty), and returns its weights to the engine through shared memory. Printed are the share of
 right answers, and the mismatch: how far the engine's log probabilities of the drawn tokens are
-from those of the trainer's own forward pass.
+from those of the trainer's own forward pass. It computes with the engine's operations, so there is
+none; with torch's own there would be.
 
 `python examples/learn_arithmetic.py --steps 70`
 """
@@ -20,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dovetail import LLM, RequestOutput, SamplingParams
+from dovetail_plugins.weight_transfer.same_operations import SameOperations, drawn_logprobs
 from dovetail_plugins.weight_transfer.shared_weights import SharedWeights
 
 QUESTIONS, ANSWERS = 16, 8
@@ -53,9 +55,14 @@ def padded(rows: list[list[Any]], filler: Any) -> torch.Tensor:
 
 
 def step(
-    model: Any, optimizer: torch.optim.Optimizer, found: list[RequestOutput], rewards: torch.Tensor
-) -> float:
-    """Learn from drawn answers; return the largest difference between log probabilities.
+    model: Any,
+    same: SameOperations,
+    optimizer: torch.optim.Optimizer,
+    found: list[RequestOutput],
+    rewards: torch.Tensor,
+) -> tuple[float, float]:
+    """Learn from drawn answers; return the largest difference between log probabilities, and what
+    it would be with torch's operations.
     Shapes: rewards [questions, answers]. Mutates: model, optimizer"""
     spread = rewards.std(1, keepdim=True) + 0.1
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / spread).flatten()
@@ -65,9 +72,13 @@ def step(
         [[NO_TARGET] * len(prompt) + [*answer.token_ids] for prompt, answer in drawn], NO_TARGET
     )
     is_drawn = targets[:, 1:] != NO_TARGET
-    logits = model(ids, use_cache=False).logits[:, :-1][is_drawn]
     chosen = targets[:, 1:][is_drawn]
-    own = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+    same.is_on = False
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[:, :-1][is_drawn]
+        torchs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+    same.is_on = True
+    own = drawn_logprobs(model(ids, use_cache=False).logits[:, :-1][is_drawn], chosen)
     engines = torch.tensor(
         [
             at[token].logprob
@@ -81,7 +92,8 @@ def step(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return float((own.detach() - engines).abs().max())
+    with_own, with_torch = ((one.detach() - engines).abs().max() for one in (own, torchs))
+    return float(with_own), float(with_torch)
 
 
 def main() -> None:
@@ -94,9 +106,10 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(
             llm.spec.run.model.path, dtype=torch.float32, attn_implementation="eager"
         )
+        same = SameOperations(model, llm.spec.run)
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
         print(f"step 0: {share_right(llm, SUMS):.0%} of all sums are right")
-        worst = 0.0
+        worst = worst_of_torch = 0.0
         for number in range(1, args.steps + 1):
             sums = [rng.choice(SUMS) for _ in range(QUESTIONS)]
             params = SamplingParams(
@@ -109,17 +122,18 @@ def main() -> None:
                     for one, ab in zip(found, sums, strict=True)
                 ]
             )
-            mismatch = step(model, optimizer, found, rewards)
-            worst = max(worst, mismatch)
+            mismatch, of_torch = step(model, same, optimizer, found, rewards)
+            worst, worst_of_torch = max(worst, mismatch), max(worst_of_torch, of_torch)
             key = shared.write(model.named_parameters())
             update = {"path": shared.path, "key": key, "version": str(number)}
             llm.collective_rpc("update_weights", kwargs=update)
             if number % args.every == 0 or number == args.steps:
                 print(
                     f"step {number}: {share_right(llm, SUMS):.0%} of all sums are right, "
-                    f"{rewards.mean():.0%} of the drawn answers, mismatch {mismatch:.1e}"
+                    f"{rewards.mean():.0%} of the drawn answers, mismatch {mismatch} "
+                    f"({of_torch:.1e} with torch's operations)"
                 )
-        print(f"largest mismatch: {worst:.1e}")
+        print(f"largest mismatch: {worst} ({worst_of_torch:.1e} with torch's operations)")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ OP_NAMES = (
     "bit_fields",
     "k_scales",
     "checksum",
+    "nan_check",
     "group_fit",
     "sample",
     "logprobs",

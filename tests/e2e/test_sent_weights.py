@@ -100,6 +100,15 @@ def test_shared_memory_is_read_with_its_key_alone(
             with pytest.raises(RequestError, match=reason):
                 update(shared.write(wrong.items()))
             assert answer(llm) == (32, own)
+        for _ in range(2):  # read, then read again where it is mapped
+            update(shared.write(second.items()))
+            assert answer(llm) == (0, new)
+            ill = {**second, name: second[name] * float("nan")}
+            with pytest.raises(RequestError, match="not numbers"):
+                update(shared.write(ill.items()))
+            assert answer(llm) == (32, new)
+            update(shared.write(first.items()))
+            assert answer(llm) == (0, own)
         update(shared.write(second.items()))
         with pytest.raises(RequestError, match="key of a checkpoint"):
             llm.collective_rpc("update_weights", kwargs={"path": str(folder), "key": key})

@@ -43,6 +43,7 @@ NOT_RUN = {
     ("docs/how_to/speak.md", 1): HUB,
     ("docs/how_to/train_beside_serving.md", 1): OWN,
     ("docs/how_to/train_beside_serving.md", 2): SERVER,
+    ("docs/how_to/train_beside_serving.md", 3): OWN,
     ("docs/how_to/transcribe.md", 0): SERVER,
     ("docs/how_to/transcribe_live.md", 0): SERVER,
     ("docs/how_to/transcribe_live.md", 1): SERVER,

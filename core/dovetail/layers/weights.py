@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError, listed
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
-from dovetail.layers.linear.borrowing import borrowed, settle
+from dovetail.layers.linear.borrowing import borrowed, noted, settle
 from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional, memory_of
 
 NAMES_SHOWN = 10
@@ -323,10 +323,15 @@ def _fill(
             report.misfits.append(f"{name}: {fault}")
             return None
         first = report.sources.setdefault((placement.name, placement.piece), name)
-        if first == name:
+        if placement.target.is_meta:
+            is_same = noted(module.get_parameter(placement.name), placement, tensor)
+        elif first != name:
+            is_same = placement.holds(tensor)
+        else:
+            is_same = True
             if not (lends and borrowed(module, placement, tensor)):
                 placement.fill(tensor)
-        elif not placement.holds(tensor):
+        if not is_same:
             report.different.append(f"{first} and {name}")
         filled[placement.name].add(placement.piece)
     report.num_filled += 1

@@ -50,6 +50,7 @@ struct GemmArgs {
 // less come as one byte per value.
 struct PackArgs {
   const void* weight;  // [N, K] contiguous, elements of the format; kVectors: codes [N, K / size, books] of 16 bits
+  const void* const* rows;  // [N], for weights that are neither kVectors nor fields: where each row lies, not in weight; or null
   const void* signs;   // kVectors: [N, K / 8], the lowest bit is the first input's; or null
   const VectorArgs* vectors;
   void* packed;        // packed_bytes long, 64-aligned

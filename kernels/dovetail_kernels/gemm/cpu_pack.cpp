@@ -36,6 +36,7 @@ struct PlainRows {
   const PackArgs& args;
   bool has_memory() const { return true; }
   template <class T> const T* row(int64_t row, int) const {
+    if (args.rows) return static_cast<const T*>(args.rows[row]);
     return static_cast<const T*>(args.weight) + row * args.in_size;
   }
 };
@@ -92,17 +93,92 @@ DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
   return divide_up(in_size, step) * step;
 }
 
-// The rows of a panel that the matrix has, and the column of each. Returns their number.
+// The rows of a panel that there are, and the column of each. Returns their number.
 template <class T, class Rows>
 DT_INLINE int source_rows(const PackArgs& args, const Rows& from, int64_t panel, const T** rows, int* columns) {
   int count = 0;
   for (int column = 0; column < kPanel; ++column) {
     const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
     if (row < 0) continue;
-    rows[count] = from.template row<T>(row, count);
+    if (!(rows[count] = from.template row<T>(row, count))) continue;
     columns[count++] = column;
   }
   return count;
+}
+
+// Registers of words, for rows that become columns.
+constexpr int kWords = kLanes;
+typedef uint32_t Words __attribute__((vector_size(4 * kWords), aligned(1), may_alias));
+
+// Word where[j] of both, those of `b` counted after those of `a`, for each j.
+DT_INLINE Words picked(Words a, Words b, Words where) {
+#if defined(__clang__)
+  Words found;
+  for (int j = 0; j < kWords; ++j) found[j] = where[j] < kWords ? a[where[j]] : b[where[j] - kWords];
+  return found;
+#else
+  return __builtin_shuffle(a, b, where);
+#endif
+}
+// Writes words that are not read soon, past the caches where there is an instruction for it.
+DT_INLINE void stream(uint32_t* to, Words words) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)words);
+#else
+  *reinterpret_cast<Words*>(to) = words;
+#endif
+}
+
+// Swaps the bit `step` of the numbers of rows and of columns.
+template <int step> DT_INLINE void swap_numbers(Words (&rows)[kWords]) {
+  Words low, high;
+  for (int j = 0; j < kWords; ++j) {
+    low[j] = static_cast<uint32_t>(j & step ? kWords + j - step : j);
+    high[j] = static_cast<uint32_t>(j & step ? kWords + j : j + step);
+  }
+  for (int i = 0; i < kWords; ++i) {
+    if (i & step) continue;
+    const Words a = rows[i], b = rows[i + step];
+    rows[i] = picked(a, b, low);
+    rows[i + step] = picked(a, b, high);
+  }
+  if constexpr (2 * step < kWords) swap_numbers<2 * step>(rows);
+}
+
+// Writes the first `bytes` of a word of a panel's rows, the other bytes as zeros.
+DT_INLINE void put_unit_of_words(const uint8_t* const (&rows)[kPanel], int64_t lane, int bytes, uint32_t flip,
+                                 uint32_t* to) {
+  for (int column = 0; column < kPanel; ++column) {
+    uint32_t word = 0;
+    if (rows[column]) {
+      memcpy(&word, &flip, static_cast<size_t>(bytes));
+      uint32_t own = 0;
+      memcpy(&own, rows[column] + 4 * lane, static_cast<size_t>(bytes));
+      word ^= own;
+    }
+    to[column] = word;
+  }
+}
+// Writes the words of a panel's rows as columns, so that a unit is a word of every row and units are `apart` words
+// apart. Bits of `flip` are exchanged; a row that is null is zeros.
+void put_columns(const uint8_t* const (&rows)[kPanel], int64_t lanes, uint32_t flip, uint32_t* to, int64_t apart) {
+  constexpr int64_t kAhead = 512;
+  const int64_t whole = lanes / kWords * kWords;
+  for (int64_t first = 0; first < whole; first += kWords)
+    for (int half = 0; half < kPanel; half += kWords) {
+      Words block[kWords];
+      for (int i = 0; i < kWords; ++i) {
+        const uint8_t* row = rows[half + i];
+        if (row) __builtin_prefetch(row + 4 * first + kAhead);
+        block[i] = row ? *reinterpret_cast<const Words*>(row + 4 * first) ^ flip : Words{};
+      }
+      swap_numbers<1>(block);
+      for (int i = 0; i < kWords; ++i) stream(to + (first + i) * apart + half, block[i]);
+    }
+  for (int64_t lane = whole; lane < lanes; ++lane) put_unit_of_words(rows, lane, 4, flip, to + lane * apart);
+#if defined(__AVX512F__)
+  _mm_sfence();  // such writes are not ordered before those by which other threads know that this one is done
+#endif
 }
 
 // Inputs are taken a cache line of every row at a time: rows that lie a power of two apart share few
@@ -119,14 +195,24 @@ void pack_panel(const PackArgs& args, const Rows& from, int64_t panel, T* to, T 
     place.stride = lies.stride;
   }
   const int64_t apart = place.stride * kPanel * step;
-  for (int64_t unit = 0; unit < padded; unit += step)
-    memset(static_cast<void*>(to + place(unit, 0)), 0, kPanel * step * sizeof(T));
   const T* rows[kPanel];
   int columns[kPanel];
   const int num_rows = source_rows(args, from, panel, rows, columns);
+  const int64_t whole = args.in_size / step * step;
+  if (step * sizeof(T) == 4) {
+    const uint8_t* sources[kPanel] = {};
+    for (int i = 0; i < num_rows; ++i) sources[columns[i]] = reinterpret_cast<const uint8_t*>(rows[i]);
+    auto* words = reinterpret_cast<uint32_t*>(to);
+    const uint32_t flip = 0x01010101u * static_cast<uint32_t>(offset);
+    put_columns(sources, whole / step, flip, words, apart / step);
+    const int rest = static_cast<int>((args.in_size - whole) * sizeof(T));
+    if (rest) put_unit_of_words(sources, whole / step, rest, flip, words + whole / step * (apart / step));
+    return;
+  }
+  for (int64_t unit = 0; unit < padded; unit += step)
+    memset(static_cast<void*>(to + place(unit, 0)), 0, kPanel * step * sizeof(T));
   if (place.is_bfloat16)
     for (int i = 0; i < num_rows; ++i) columns[i] = bfloat16_place(columns[i]);
-  const int64_t whole = args.in_size / step * step;
   const auto copy = [&](auto count) __attribute__((always_inline)) {
     constexpr int64_t kStep = decltype(count)::value;
     constexpr int64_t kSome = kLineBytes / sizeof(T);
@@ -140,8 +226,7 @@ void pack_panel(const PackArgs& args, const Rows& from, int64_t panel, T* to, T 
   };
   switch (step) {
     case 1: copy(std::integral_constant<int64_t, 1>{}); break;
-    case 2: copy(std::integral_constant<int64_t, 2>{}); break;
-    default: copy(std::integral_constant<int64_t, 4>{}); break;
+    default: copy(std::integral_constant<int64_t, 2>{}); break;
   }
   for (int i = 0; i < num_rows; ++i)
     for (int64_t k = whole; k < args.in_size; ++k)
@@ -208,36 +293,6 @@ template <int bits> void words_of_units(const uint8_t* values, int64_t count, ui
         words[q / 2] = (four[q] & 0x0f0f0f0fu) | (four[q + 1] & 0x0f0f0f0fu) << 4;
     words[bits / 2 - 1] = pairs;
   }
-}
-
-// Registers of words, for rows that become columns.
-constexpr int kWords = kLanes;
-typedef uint32_t Words __attribute__((vector_size(4 * kWords), aligned(4), may_alias));
-
-// Word where[j] of both, those of `b` counted after those of `a`, for each j.
-DT_INLINE Words picked(Words a, Words b, Words where) {
-#if defined(__clang__)
-  Words found;
-  for (int j = 0; j < kWords; ++j) found[j] = where[j] < kWords ? a[where[j]] : b[where[j] - kWords];
-  return found;
-#else
-  return __builtin_shuffle(a, b, where);
-#endif
-}
-// Swaps the bit `step` of the numbers of rows and of columns.
-template <int step> DT_INLINE void swap_numbers(Words (&rows)[kWords]) {
-  Words low, high;
-  for (int j = 0; j < kWords; ++j) {
-    low[j] = static_cast<uint32_t>(j & step ? kWords + j - step : j);
-    high[j] = static_cast<uint32_t>(j & step ? kWords + j : j + step);
-  }
-  for (int i = 0; i < kWords; ++i) {
-    if (i & step) continue;
-    const Words a = rows[i], b = rows[i + step];
-    rows[i] = picked(a, b, low);
-    rows[i + step] = picked(a, b, high);
-  }
-  if constexpr (2 * step < kWords) swap_numbers<2 * step>(rows);
 }
 
 // Writes the words of a panel's rows, `fill(row, words)` of each, as columns. False without memory.

@@ -6,33 +6,33 @@ A Packed holds its argument struct ready: a call sets a few numbers and goes.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
-from dovetail_kernels.bit_fields.native import fields_args
-from dovetail_kernels.cpu.blocks import BLOCKS
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.row_stride import row_stride
-from dovetail_kernels.gemm.native_args import (
-    FieldsPackArgs,
-    GemmArgs,
-    GroupArgs,
-    PackArgs,
-    RowsArgs,
-    SpreadArgs,
+from dovetail_kernels.gemm.native_args import GemmArgs, GroupArgs, PackArgs, RowsArgs
+from dovetail_kernels.gemm.native_pack import (
+    address,
+    pack_args,
+    pack_into,
+    pack_panels,
+    spread_over,
+    takes_rows,
 )
-from dovetail_kernels.gemm.native_vectors import (
-    halved_codes,
-    is_of_vectors,
-    point_args,
-    vector_args,
+from dovetail_kernels.gemm.native_vectors import halved_codes, point_args, vector_args
+from dovetail_kernels.gemm.weight import (
+    FORMATS,
+    SCALES,
+    Weight,
+    narrow_bits,
+    rounded_inputs,
 )
-from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits, rounded_inputs
 from dovetail_kernels.op import Arguments
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
@@ -53,10 +53,6 @@ KERNELS = {
 ROUNDED = ("float8", "table4", "int8_float32", "int2", "int3", "int4", "int5", "int6")
 """Formats with float activations that are also multiplied by activations in bfloat16: their values
 are exact in it, a table's are rounded to it."""
-NO_MEMORY = 2
-"""What gemm_pack returns without memory."""
-SHARED_BYTES = 64 << 10
-"""Scales of fewer bytes have memory of their own, not whole pages of a block."""
 LOW_CODES = 64
 """The format of scales whose bytes hold another code as well (args.h)."""
 CODES = {name: code for code, name in enumerate((*ACTIVATIONS, "swiglu_oai", "silu_clamped"))}
@@ -105,10 +101,10 @@ class Packed:
         outputs, inputs = weight.shape
         vectors = vector_args(weight)
         pointer = None if vectors is None else ctypes.pointer(vectors)
-        data, panels = _pack(native, weight, is_gated, pointer)
+        data, panels = pack_panels(native, weight, is_gated, pointer)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
-        spread = partial(_spread, panels=panels, is_gated=is_gated, native=native)
+        spread = partial(spread_over, panels=panels, is_gated=is_gated, native=native)
         scales = spread(weight.scales if codes is None else codes)
         steps = spread(weight.steps)
         tensors = {
@@ -147,6 +143,15 @@ class Packed:
         packed._take(facts, tensors, needed_library())
         return packed
 
+    def pack_rows(self, rows: np.ndarray) -> None:
+        """Pack another weight of the same shape and type over this one. Row i of it is at address
+        rows[i]. Shapes: rows [N] int64. Mutates: the packed bytes"""
+        facts = self.facts
+        assert takes_rows(facts.format) and rows.shape == (facts.out_size,)
+        args = pack_args(facts.format, facts.out_size, facts.in_size, is_gated=facts.is_gated)
+        args.rows = rows.ctypes.data
+        pack_into(args, self.data, needed_library().kernel("gemm_pack", PackArgs))
+
     def _take(
         self, facts: PackedFacts, tensors: Mapping[str, torch.Tensor], native: Library
     ) -> None:
@@ -169,13 +174,13 @@ class Packed:
         self._kernel = native.kernel(name, GemmArgs)
         self._args = GemmArgs(
             weight=self.data.data_ptr(),
-            scales=_address(self.scales),
-            zeros=_address(self.zeros),
-            offsets=_address(self.scales if facts.has_pairs else self.offsets),
-            steps=_address(self.steps),
-            offset_steps=_address(self.offset_steps),
-            table=_address(self.table),
-            outer=_address(self.outer),
+            scales=address(self.scales),
+            zeros=address(self.zeros),
+            offsets=address(self.scales if facts.has_pairs else self.offsets),
+            steps=address(self.steps),
+            offset_steps=address(self.offset_steps),
+            table=address(self.table),
+            outer=address(self.outer),
             vectors=None if vectors is None else ctypes.pointer(vectors),
             in_size=facts.in_size,
             out_size=facts.out_size,
@@ -369,85 +374,6 @@ def multiply_groups(
     if first.group_kernel(ctypes.byref(GroupArgs(items, used))):
         raise MemoryError(f"no memory for {x.shape[0]} rows of {first.in_size}")
     return out
-
-
-def _prefix(weight: Weight) -> str:
-    """Return the prefix of the functions that pack a weight and unpack it."""
-    return "vectors" if is_of_vectors(weight) else "gemm"
-
-
-def _pack(
-    native: Library, weight: Weight, is_gated: bool, vectors: object
-) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the packed bytes, the number of panels and the columns of each."""
-    outputs, inputs = weight.shape
-    values = weight.values.contiguous()
-    signs = None if weight.signs is None else weight.signs.contiguous()
-    args = PackArgs(
-        weight=values.data_ptr(),
-        signs=_address(signs),
-        vectors=vectors,
-        in_size=inputs,
-        out_size=outputs,
-        format=FORMATS.index(weight.format),
-        is_gated=int(is_gated),
-    )
-    reference = ctypes.byref(args)
-    columns = native.kernel("gemm_panel_columns", PackArgs)(reference)
-    panels = _panels(outputs, columns, is_gated)
-    num_bytes = panels[0] * native.kernel(_prefix(weight) + "_panel_bytes", PackArgs)(reference)
-    packed = BLOCKS.empty(num_bytes, native)
-    args.packed, args.packed_bytes = packed.data_ptr(), num_bytes
-    if weight.fields is None:
-        status = native.kernel(_prefix(weight) + "_pack", PackArgs)(reference)
-    else:
-        fields = fields_args(weight.fields.planes, weight.fields.block_bytes)
-        both = FieldsPackArgs(args, fields)
-        status = native.kernel("gemm_pack_fields", FieldsPackArgs)(ctypes.byref(both))
-    if status == NO_MEMORY:
-        raise MemoryError(f"no memory for rows of {inputs} values")
-    if status:
-        raise AssertionError(f"{num_bytes} bytes are not what {outputs} x {inputs} take")
-    return packed, panels
-
-
-def _panels(outputs: int, columns: int, is_gated: bool) -> tuple[int, int]:
-    """Return the panels of a matrix, and the columns of each."""
-    if is_gated:
-        return -(-(outputs // 2) // (columns // 2)), columns
-    return -(-outputs // columns), columns
-
-
-def _spread(
-    scales: torch.Tensor | None, panels: tuple[int, int], is_gated: bool, native: Library
-) -> torch.Tensor | None:
-    """Return scales in the order of the panels. Shapes: [N] -> [panels, columns],
-    [N, groups] -> [panels, groups, columns]; padding is 0"""
-    if scales is None:
-        return None
-    shape = (panels[0], *scales.shape[1:], panels[1])
-    num_bytes = math.prod(shape) * scales.itemsize
-    if num_bytes >= SHARED_BYTES:
-        memory = BLOCKS.empty(num_bytes, native)
-    else:
-        memory = torch.empty(num_bytes, dtype=torch.uint8)
-    row_bytes, group_bytes = (*(step * scales.itemsize for step in scales.stride()), 0)[:2]
-    args = SpreadArgs(
-        source=scales.data_ptr(),
-        to=memory.data_ptr(),
-        out_size=len(scales),
-        groups=math.prod(scales.shape[1:]),
-        row_bytes=row_bytes,
-        group_bytes=group_bytes,
-        number_bytes=scales.itemsize,
-        is_gated=int(is_gated),
-    )
-    native.kernel("gemm_spread", SpreadArgs)(ctypes.byref(args))
-    return memory.view(scales.dtype).view(shape)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _paired_codes(weight: Weight) -> torch.Tensor | None:

@@ -51,6 +51,7 @@ class PackArgs(ctypes.Structure):
 
     _fields_ = [
         ("weight", _pointer),
+        ("rows", _pointer),
         ("signs", _pointer),
         ("vectors", ctypes.POINTER(VectorArgs)),
         ("packed", _pointer),

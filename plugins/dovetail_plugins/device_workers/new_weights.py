@@ -1,16 +1,16 @@
-"""NewWeights: reads another checkpoint of the running model, and copies it over the weights in use.
+"""NewWeights: reads another checkpoint of the running model, and writes it over the weights in use.
 
-What is read is a second model, loaded and repacked as the running one was. So a checkpoint that
-does not fit is refused before a weight changes, and copying keeps every address: recorded steps,
-captured graphs and adapters stay valid. Both copies are in memory until the new one is in use.
-Weights alone, as a trainer sends them, have the settings of the running model.
+What is read is a second model, loaded and repacked as the running one was, but for matrices that
+are packed as the checkpoint has them: those are packed over the running ones once all else is known
+to fit (in_place.py). So a checkpoint that does not fit is refused before a weight changes, and
+every address stays: recorded steps, captured graphs and adapters remain valid. Weights alone, as a
+trainer sends them, have the settings of the running model.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,16 +28,21 @@ from dovetail.interfaces.data.spec import ModelSpec, RunSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.layers.attention.kv_scales import stored_tensors
 from dovetail.layers.moe.experts import Experts
-from dovetail.runner.load.loader import load_model
+from dovetail.runner.load.loader import GIVE_BACK_BYTES
 from dovetail.runner.model_runner import ModelRunner
+from dovetail_plugins.device_workers.in_place import InPlace, Writing
 from dovetail_plugins.layers.stored.matrix_linear import MatrixLinear
+from dovetail_plugins.load_formats._safetensors_header import read_entries
 from dovetail_plugins.packed_weights.loading import wait_written
+from dovetail_plugins.weight_transfer.memory_file import verify_key
 from dovetail_plugins.weight_transfer.memory_format import MemoryFormat, files_alone, reading
+from dovetail_plugins.weight_transfer.numbers import verify_numbers
 from dovetail_plugins.weight_transfer.sent_folder import remove_sent
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor in use, and what is to be copied over it."""
 Files = tuple[tuple[str, int, int], ...]
+Layout = tuple[Any, ...]
 WHERE = "path"
 ONE_MODEL = "name a checkpoint of the running model, such as a trainer saves."
 AUTO = Selection(kind="load_format", name="auto", target="dovetail_plugins.load_formats.auto:Auto")
@@ -50,11 +55,17 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadWeights:
-    """A checkpoint that was read: its run, its files, and where its tensors go."""
+    """A checkpoint that was read: its run, its files with their key, and where its tensors go."""
 
-    run: RunSpec
-    files: Files
-    pairs: list[Pair]
+    run: RunSpec | None = None
+    key: str = ""
+    files: Files = ()
+    layout: Layout = ()
+    pairs: Sequence[Pair] = ()
+    writings: Sequence[Writing] = ()
+
+
+NOTHING = ReadWeights()
 
 
 class NewWeights:
@@ -62,7 +73,9 @@ class NewWeights:
 
     def __init__(self, runner: ModelRunner, release: Callable[[], None]) -> None:
         self._runner, self._release = runner, release
-        self._read: ReadWeights | None = None
+        self._read = self._mapped = NOTHING
+        """What was read last; and what stays mapped: a trainer writes weights at the same places
+        again, and mapping them costs half as much as reading them."""
         self._settings = runner.run.model.path
         """The folder or file with the settings of the weights in use."""
 
@@ -71,7 +84,7 @@ class NewWeights:
         have ("": any). Raises: RequestError if it cannot replace the weights in use.
         Mutates: self"""
         files = _files(path, key)
-        if self._read is not None and self._read.files == files:
+        if self._read.files == files and self._read.key == key:
             return
         self.drop()
         try:
@@ -88,24 +101,40 @@ class NewWeights:
         verify_replaceable(running)
         if not files_alone(path):
             verify_alike(structs.replace(running.model, path=self._settings), path)
-        verify_room(files, running, device)
-        run = run_of(running, path, key)
-        if run.rank.tensor_rank == 0:  # what one rank refuses, no rank uses
-            verify_numbers(run)
         model = cast(nn.Module, self._runner.model)
-        pairs = list(pairs_of(model, load_model(run, device).module))
-        return ReadWeights(run=run, files=files, pairs=pairs)
+        is_first = running.rank.tensor_rank == 0  # what one rank refuses, no rank uses
+        run = run_of(running, path, key, checks_numbers=is_first)
+        layout = layout_of(files) if files_alone(path) else ()
+        if layout and layout == self._mapped.layout:
+            verify_again(self._mapped, key, checks_numbers=is_first)
+            return replace(self._mapped, run=run, key=key, files=files)
+        self._mapped = NOTHING
+        in_place = InPlace(model)
+        verify_room(files, running, device, in_place.num_bytes)
+        if is_first and not files_alone(path):
+            verify_all_numbers(run)
+        pairs = list(pairs_of(model, in_place.read(run, device)))
+        read = ReadWeights(
+            run=run, key=key, files=files, layout=layout, pairs=pairs, writings=in_place.writings
+        )
+        if layout and in_place.is_complete:
+            self._mapped = replace(read, pairs=[])
+        return read
 
     @torch.inference_mode()
     def use(self, path: str) -> None:
         """Use what was read from a path. Raises: RequestError if nothing was. Mutates: the model,
         and the runner's run, by which it is loaded again"""
         read = self._read
-        if read is None or read.run.model.path != path:
+        if read.run is None or read.run.model.path != path:
             raise RequestError("nothing was read from there.", where=WHERE, fix="read it first.")
         wait_written()
+        verify_unchanged(read)
+        for writing in read.writings:
+            writing.write()
         for target, tensor in read.pairs:
             target.copy_(tensor)
+        verify_unchanged(read)
         if self._runner.device.type == "cuda":
             torch.cuda.synchronize(self._runner.device)  # the copies may be freed before they end
         earlier, self._runner.run = self._runner.run.model.path, read.run
@@ -117,8 +146,9 @@ class NewWeights:
 
     def drop(self) -> None:
         """Drop what was read. Mutates: self"""
-        if self._read is not None:
-            self._read = None
+        held_bytes = sum(tensor.nbytes for _, tensor in self._read.pairs)
+        self._read = NOTHING
+        if held_bytes >= GIVE_BACK_BYTES:
             self._release()
 
 
@@ -136,12 +166,45 @@ def _files(path: str, key: str) -> Files:
     return tuple((str(file), one.st_size, one.st_mtime_ns) for file, one in facts)
 
 
-def run_of(run: RunSpec, path: str, key: str = "") -> RunSpec:
+def layout_of(files: Files) -> Layout:
+    """Return which file each is, and where its tensors lie in it. Raises: ConfigError"""
+    paths = [Path(name) for name, _, _ in files]
+    return tuple((path.stat().st_dev, path.stat().st_ino, *read_entries(path)) for path in paths)
+
+
+def verify_again(mapped: ReadWeights, key: str, *, checks_numbers: bool) -> None:
+    """Raise ConfigError unless mapped files that were read before have the key, and numbers."""
+    paths = [Path(name) for name, _, _ in mapped.files]
+    verify_key(paths, key)
+    for tensor in (tensor for one in mapped.writings for _, tensor in one.pieces if checks_numbers):
+        verify_numbers(str(list(tensor.shape)), tensor, str(paths[0]))
+    verify_key(paths, key)
+
+
+def verify_unchanged(read: ReadWeights) -> None:
+    """Raise RequestError unless the files are those that were read."""
+    assert read.run is not None
+    path = read.run.model.path
+    try:
+        is_same = _files(path, read.key) == read.files
+        if is_same and files_alone(path):
+            verify_key([Path(name) for name, _, _ in read.files], read.key)
+    except (ConfigError, RequestError, OSError):
+        is_same = False
+    if not is_same:
+        fix = "write weights again only once the update is answered."
+        raise RequestError("the weights were written meanwhile.", where=WHERE, fix=fix, status=409)
+
+
+def run_of(run: RunSpec, path: str, key: str = "", *, checks_numbers: bool = True) -> RunSpec:
     """Return the run with another checkpoint, whose packed weights are not stored on disk."""
+    is_alone = bool(files_alone(path))
     return structs.replace(
         run,
         model=structs.replace(run.model, path=path),
-        load_format=reading(key) if files_alone(path) else _format_of_folders(run),
+        load_format=reading(key, checks_numbers=checks_numbers)
+        if is_alone
+        else _format_of_folders(run),
         load_options={**run.load_options, "weight_cache_bytes": 0},
         shows_progress=False,
     )
@@ -206,12 +269,13 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
             yield name
 
 
-def verify_room(files: Files, run: RunSpec, device: torch.device) -> None:
-    """Raise RequestError if host memory has no room for a second copy of the weights."""
+def verify_room(files: Files, run: RunSpec, device: torch.device, in_place: int = 0) -> None:
+    """Raise RequestError if host memory has no room for a second copy of the weights but for those
+    that take `in_place` bytes, which need none."""
     if device.type != "cpu":
         return  # the device's own allocator refuses
     rank = run.rank
-    needed = sum(size for _, size, _ in files) // rank.world_size
+    needed = sum(size for _, size, _ in files) // rank.world_size - in_place
     free = available_bytes() // rank.local_size
     if needed > free:
         raise RequestError(
@@ -222,20 +286,13 @@ def verify_room(files: Files, run: RunSpec, device: torch.device) -> None:
         )
 
 
-def verify_numbers(run: RunSpec) -> None:
-    """Raise RequestError if a checkpoint has a value that is not a number (NaN)."""
+def verify_all_numbers(run: RunSpec) -> None:
+    """Raise ConfigError if a checkpoint has a value that is not a number (NaN)."""
     load_format = cast(LoadFormat, registry.make(run.load_format))
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
-    for name, tensor in load_format.tensors(
-        Checkpoint(path=run.model.path, ignore_patterns=ignored)
-    ):
-        is_wide = tensor.is_floating_point() and tensor.element_size() > 1
-        if is_wide and math.isnan(float(tensor.sum(dtype=torch.float32))):
-            raise RequestError(
-                f"{name} has values that are not numbers (NaN).",
-                where=run.model.path,
-                fix="save the checkpoint of an earlier step.",
-            )
+    checkpoint = Checkpoint(path=run.model.path, ignore_patterns=ignored)
+    for name, tensor in load_format.tensors(checkpoint):
+        verify_numbers(name, tensor, run.model.path)
 
 
 def pairs_of(running: nn.Module, read: nn.Module) -> Iterator[Pair]:
@@ -254,7 +311,7 @@ def pairs_of(running: nn.Module, read: nn.Module) -> Iterator[Pair]:
     done = set()
     for name, tensor in its.items():
         place = mine[name].data_ptr(), tensor.data_ptr()
-        if tensor.nbytes and place not in done:
+        if tensor.nbytes and place not in done and place[0] != place[1]:
             done.add(place)
             yield mine[name], tensor
 

@@ -121,9 +121,9 @@ def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
     return Header(path=header.path, extents=extents)
 
 
-def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a mapped file; their bytes are read when they are copied. The pages of a
-    tensor leave this process's memory when the next one is requested.
+def lazy_tensors(header: Header, *, lets_go: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a mapped file; their bytes are read when they are copied. If it
+    `lets_go`, pages of a tensor leave this process's memory when the next one is requested.
 
     Raises: ConfigError when the file has become shorter since its header was read.
     """
@@ -135,7 +135,8 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
         raw = mapped.read(extent.start, extent.end)
         raw = raw if extent.start % extent.dtype.itemsize == 0 else raw.clone()
         yield extent.name, raw.view(extent.dtype).view(extent.shape)
-        mapped.let_go(extent.start, extent.end)
+        if lets_go:
+            mapped.let_go(extent.start, extent.end)
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:

@@ -31,21 +31,23 @@ def files_alone(path: str) -> list[Path]:
     return [place] if place.is_file() and not is_whole_model(place) else []
 
 
-def reading(key: str) -> Selection:
+def reading(key: str, *, checks_numbers: bool) -> Selection:
     """Return the choice of this format, for files with a key ("": any)."""
     target = f"{__name__}:{MemoryFormat.__name__}"
-    return Selection(kind="load_format", name="memory", target=target, options={"key": key})
+    options = {"key": key, "checks_numbers": checks_numbers}
+    return Selection(kind="load_format", name="memory", target=target, options=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions:
-    """The key that every file must have ("": any)."""
+    """The key that every file must have ("": any), and whether NaN is refused."""
 
     key: str = ""
+    checks_numbers: bool = True
 
 
 class MemoryFormat(LoadFormat):
-    """Files of weights alone."""
+    """Files of weights alone. Their tensors stay mapped while somebody has them."""
 
     info = Info(summary="weights without settings, for a running model", requires=("safetensors",))
     capabilities = frozenset({"lazy"})
@@ -55,12 +57,17 @@ class MemoryFormat(LoadFormat):
         """Yield every tensor once. Raises: ConfigError, also at the end if the files were written
         meanwhile"""
         from dovetail_plugins.load_formats._safetensors_file import lazy_tensors
-        from dovetail_plugins.load_formats._shards import read_shards
+        from dovetail_plugins.load_formats._shards import checked_headers, wanted_headers
         from dovetail_plugins.weight_transfer.memory_file import verify_key
+        from dovetail_plugins.weight_transfer.numbers import verify_numbers
 
         files = self._files(checkpoint)
         verify_key(files, self.options.key)
-        yield from read_shards(files, checkpoint, lazy_tensors)
+        for header in wanted_headers(checked_headers(files), checkpoint):
+            for name, tensor in lazy_tensors(header, lets_go=False):
+                if self.options.checks_numbers:
+                    verify_numbers(name, tensor, checkpoint.path)
+                yield name, tensor
         verify_key(files, self.options.key)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:

@@ -9,7 +9,8 @@ import torch
 
 from dovetail_kernels.bit_fields import OP
 from dovetail_kernels.cpu.library import library, missing_reason, needed_library
-from dovetail_kernels.gemm.native import Packed, _panels, _spread
+from dovetail_kernels.gemm.native import Packed
+from dovetail_kernels.gemm.native_pack import _panels, spread_over
 from dovetail_plugins.gguf.blocks.integers import LAYOUTS
 from dovetail_plugins.gguf.blocks.types import BY_NAME
 from dovetail_plugins.gguf.blocks.weight import weight_of
@@ -43,7 +44,7 @@ def test_scales_lie_by_panels(
     numbers = numbers if groups is None else numbers[:, ::step]  # a view, with gaps by step 2
     native = needed_library()
     columns = native.panel_outputs()
-    found = _spread(numbers, _panels(outputs, columns, is_gated), is_gated, native)
+    found = spread_over(numbers, _panels(outputs, columns, is_gated), is_gated, native)
     assert found is not None and found.dtype == dtype
     place = sources(outputs, columns, is_gated=is_gated)
     wanted = numbers.float()[place.clamp(min=0)]

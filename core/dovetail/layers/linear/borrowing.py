@@ -33,6 +33,15 @@ def borrowed(module: nn.Module, placement: Placement, tensor: torch.Tensor) -> b
     return True
 
 
+def noted(parameter: nn.Parameter, placement: Placement, tensor: torch.Tensor) -> bool:
+    """Note what fills a piece of a parameter without memory; return whether nothing else did.
+    Mutates: parameter"""
+    pieces = vars(parameter).setdefault("pieces", {})
+    place = placement.piece, placement.target.storage_offset()
+    first = pieces.setdefault(place, (placement, tensor))[1]
+    return first is tensor or torch.equal(first, tensor.to(first))
+
+
 def settle(module: nn.Module, path: str) -> None:
     """Give a parameter that has not been packed a copy of what it borrowed. Mutates: module"""
     owner, _, leaf = path.rpartition(".")

@@ -84,7 +84,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
             model = build_model(run, device, quant)
         built_s = time.perf_counter()
         finish = GivingBack(own_finish if offload is None else offload.finish)
-        _fill(model, run, device, quant, finish=finish)
+        fill_from_files(model, run, device, quant, finish=finish)
         if follow is not None:
             follow(model)
     if offload is not None:
@@ -113,7 +113,7 @@ def load_unpacked(run: RunSpec) -> nn.Module:
     device = torch.device("cpu")
     quant = method_of(run)
     model = build_model(run, device, quant)
-    _fill(model, run, device, quant, repacks=False)
+    fill_from_files(model, run, device, quant, repacks=False)
     return model
 
 
@@ -228,7 +228,7 @@ def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterat
 
 
 @torch.inference_mode()
-def _fill(
+def fill_from_files(
     module: nn.Module,
     run: RunSpec,
     device: torch.device,

@@ -31,6 +31,8 @@ from dovetail.layers.residual import adds_in_place
 from dovetail_kernels.cpu.blocks import LARGE_PAGE_BYTES, large_empty
 from dovetail_kernels.cpu.library import Library, library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
+from dovetail_kernels.gemm.native import Packed
+from dovetail_kernels.gemm.native_pack import takes_rows
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.layers.stored.products import multiplied
 from dovetail_plugins.layers.stored.rounding import AUTO, BFLOAT16
@@ -99,6 +101,11 @@ class MatrixLinear(LinearMethod):
     def layout(self) -> str:
         """Return the matrix's layout; "" before there is one, or if another layer has it."""
         return self._matrix.layout if "_matrix" in vars(self) else ""
+
+    @property
+    def name(self) -> str:
+        """Return the layer's name."""
+        return self._spec.name
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied, or one from the weight cache."""
@@ -214,6 +221,14 @@ class ConvertedLinear(MatrixLinear):
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return a `weight` in the type the checkpoint stores."""
         return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
+
+    @property
+    def plain(self) -> Packed | None:
+        """Return the packed weight if it can be packed anew of the checkpoint's rows as they are;
+        None before there is one, or for another."""
+        is_plain = type(self) is ConvertedLinear and self._convert is as_stored and self.layout
+        native = self._matrix.native if is_plain else None
+        return native if native is not None and takes_rows(native.format) else None
 
     def packed_of(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return a loaded weight, converted and packed."""
