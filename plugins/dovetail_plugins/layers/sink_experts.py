@@ -10,6 +10,7 @@ Source: Thinking Machines Lab, Inkling, 2026, as transformers has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +33,14 @@ class SinkExperts(Experts):
 
     num_shared = 0
 
-    def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return the placements of stacked matrices, those of one kind of experts (see Experts)."""
+    def place_tensor(
+        self, leaf: str, part: str | None, shape: Sequence[int]
+    ) -> list[Placement] | None:
+        """Return the placements of one kind's stacked matrices, or of all experts' (see
+        Experts)."""
         own = leaf.removeprefix(SHARED)
-        if "." in own or own not in self._stored:
-            return super().place(leaf, part)
+        if own not in self._stored or leaf == own and shape[0] == self.num_experts:
+            return self.place(leaf, part)
         first, count = 0, self.num_experts - self.num_shared
         if leaf != own:
             first, count = count, self.num_shared

@@ -16,7 +16,14 @@ from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
-NAMES = ("InklingForCausalLM",)
+TWO_LAYERS: dict[str, dict[str, Any]] = {
+    "InklingForCausalLM": {
+        "num_hidden_layers": 2,
+        "layer_types": ["hybrid_sliding", "hybrid"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+}
+NAMES = tuple(TWO_LAYERS)
 TOKENS = torch.randint(3, VOCAB_SIZE - 4, (60,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
@@ -61,7 +68,7 @@ def test_rows_whole_and_cut(name: str, tmp_path: Path) -> None:
 def test_ranks_and_stages_change_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_tiny_checkpoint(tmp_path, name)
+    path = write_tiny_checkpoint(tmp_path, name, **TWO_LAYERS[name])
     theirs = wanted(path)
     for model in divided_both_ways(path, monkeypatch):
         found = [model.forward([(0, TOKENS[a:b])])[0] for a, b in ((0, 40), (40, 41), (41, 60))]
