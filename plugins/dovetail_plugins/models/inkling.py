@@ -53,7 +53,6 @@ RENAMES = (
     CORRECTION_BIAS,
     (".gate.global_scale", ".global_scale"),
     (".conv1d.", "."),
-    (".rel_logits_proj.", ".attn.bank."),
     (".embed_tokens.embed_norm.", ".embed_norm."),
     (".mlp.shared_experts.", ".mlp.experts.shared."),
 )
@@ -107,8 +106,9 @@ class InklingAttention(nn.Module):
             window_tokens=window,
         )
         scaled = None if kind == SLIDING else log_scale(settings)
-        bank = DistanceBank(context, rank, window or int(settings["rel_extent"]))
-        self.attn = RelativeAttention(name, spec, bank, scaled)
+        self.attn = RelativeAttention(name, spec, scaled)
+        extent = window or int(settings["rel_extent"])
+        self.rel_logits_proj = DistanceBank(context, rank, extent)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]. Mutates: the states"""
@@ -116,7 +116,7 @@ class InklingAttention(nn.Module):
         q, k, v = self.qkv_proj(x).split(sizes, dim=-1)
         k, v = self.k_sconv.added(k, step), self.v_sconv.added(v, step)
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
-        return self.o_proj(self.attn(q, k, v, self.r_proj(x)))
+        return self.o_proj(self.attn(q, k, v, self.r_proj(x), self.rel_logits_proj.proj))
 
     def _normed(self, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = norm(x.unflatten(-1, (-1, self.attn.spec.head_size)).contiguous())

@@ -23,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
@@ -57,29 +57,27 @@ class DistanceBank(nn.Module):
         empty = torch.empty(size, extent, dtype=dtype, device=context.device)
         self.proj = nn.Parameter(empty, requires_grad=False)
 
-    def forward(self, mixes: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """Return the biases of scores. Shapes: mixes [T, H, R], distances [T, S] -> [T, H, S]
-        float32"""
-        extent = self.proj.shape[1]
-        by_distance = mixes.float() @ self.proj.float()
-        at = distances.clamp(0, extent - 1).unsqueeze(1).expand(-1, mixes.shape[1], -1)
-        is_near = (distances >= 0) & (distances < extent)
-        return by_distance.gather(-1, at).masked_fill(~is_near.unsqueeze(1), 0.0)
+
+def distance_biases(
+    mixes: torch.Tensor, bank: torch.Tensor, distances: torch.Tensor
+) -> torch.Tensor:
+    """Return the biases of scores. Shapes: mixes [T, H, R], bank [R, extent], distances [T, S] ->
+    [T, H, S] float32"""
+    extent = bank.shape[1]
+    by_distance = mixes.float() @ bank.float()
+    at = distances.clamp(0, extent - 1).unsqueeze(1).expand(-1, mixes.shape[1], -1)
+    is_near = (distances >= 0) & (distances < extent)
+    return by_distance.gather(-1, at).masked_fill(~is_near.unsqueeze(1), 0.0)
 
 
 class RelativeAttention(CachingLayer):
-    """The attention of one layer: a cache of keys and values, and the biases' bank."""
+    """The attention of one layer, with its cache of keys and values."""
 
     def __init__(
-        self,
-        name: str,
-        spec: AttentionSpec,
-        bank: DistanceBank,
-        log_scale: LogScale | None = None,
+        self, name: str, spec: AttentionSpec, log_scale: LogScale | None = None
     ) -> None:
         super().__init__(name)
         self.spec, self.log_scale = spec, log_scale
-        self.bank = bank
         self.size = 2 * spec.num_kv_heads * spec.head_size
         self._opaque = CompilerBoundary(self._attend)
 
@@ -98,14 +96,16 @@ class RelativeAttention(CachingLayer):
         k: torch.Tensor,
         v: torch.Tensor,
         mixes: torch.Tensor,
+        bank: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attended values.
 
-        Shapes: q [T, H*D], k and v [T, K*D], mixes [T, H*R], sinks [T, H] -> [T, H*D]
+        Shapes: q [T, H*D], k and v [T, K*D], mixes [T, H*R], bank [R, extent], sinks [T, H] ->
+        [T, H*D]
         """
         width = self.spec.num_heads * self.spec.head_size
-        return self._opaque(q, k, v, mixes, sinks, size=width)
+        return self._opaque(q, k, v, mixes, bank, sinks, size=width)
 
     def _attend(
         self,
@@ -113,6 +113,7 @@ class RelativeAttention(CachingLayer):
         k: torch.Tensor,
         v: torch.Tensor,
         mixes: torch.Tensor,
+        bank: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         refuse_recording("torch attends to each row by itself")
@@ -129,40 +130,42 @@ class RelativeAttention(CachingLayer):
             for first in range(start, end, step):
                 part = slice(first, min(first + step, end))
                 own = None if sinks is None else sinks[part]
-                out[part] = self._row(
-                    queries[part], mixed[part], own, cache, layout, row, first + shift
-                )
+                at = torch.arange(part.start, part.stop, device=q.device) + shift
+                low = self._first_seen(first + shift)
+                both = read_latents(cache, layout, row, part.stop + shift, low)
+                seen = torch.arange(low, part.stop + shift, device=q.device)
+                biases = distance_biases(mixed[part], bank, at.unsqueeze(1) - seen)
+                out[part] = self._attended(queries[part], both.float(), biases, own, at, seen)
         return out.flatten(1)
 
-    def _row(
+    def _first_seen(self, position: int) -> int:
+        window = self.spec.window_tokens
+        return 0 if window is None else max(0, position - window + 1)
+
+    def _attended(
         self,
         q: torch.Tensor,
-        mixes: torch.Tensor,
+        both: torch.Tensor,
+        biases: torch.Tensor,
         sinks: torch.Tensor | None,
-        cache: torch.Tensor,
-        layout: BatchLayout,
-        row: int,
-        start: int,
+        at: torch.Tensor,
+        seen: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the attended values of a row's neighbouring queries, the first at position `start`.
-        Shapes: q [T, H, D], mixes [T, H, R], sinks [T, H], cache [N, P, 2 K D] -> [T, H, D]"""
-        spec, end, window = self.spec, start + len(q), self.spec.window_tokens
-        low = 0 if window is None else max(0, start - window + 1)
-        both = read_latents(cache, layout, row, end, low).float()
+        """Return the attended values of a row's queries at positions `at`, of keys and values at
+        positions `seen`. Shapes: q [T, H, D], both [S, 2 K D], biases [T, H, S], sinks [T, H],
+        at [T], seen [S] -> [T, H, D]"""
+        spec, window = self.spec, self.spec.window_tokens
         k, v = both.unflatten(-1, (2, spec.num_kv_heads, -1)).unbind(1)
-        positions = torch.arange(start, end, device=q.device)
-        distances = positions.unsqueeze(1) - torch.arange(low, end, device=q.device)
         grouped = q.float().unflatten(1, (spec.num_kv_heads, -1))
-        scores = torch.einsum("tkgd,skd->tkgs", grouped, k).flatten(1, 2) * spec.scale
-        scores = scores + self.bank(mixes, distances)
+        scores = torch.einsum("tkgd,skd->tkgs", grouped, k).flatten(1, 2) * spec.scale + biases
         if self.log_scale is not None:
-            scores = scores * self.log_scale.factors(positions)[:, None, None]
-        is_hidden = distances < 0
+            scores = scores * self.log_scale.factors(at)[:, None, None]
+        is_hidden = seen > at.unsqueeze(1)
         if window is not None:
-            is_hidden |= distances >= window
+            is_hidden |= seen <= at.unsqueeze(1) - window
         scores = scores.masked_fill(is_hidden.unsqueeze(1), -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.float().unsqueeze(-1)], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : end - low]
+        weights = scores.softmax(dim=-1)[..., : len(seen)]
         weights = weights.unflatten(1, (spec.num_kv_heads, -1))
         return torch.einsum("tkgs,skd->tkgd", weights, v).flatten(1, 2).to(q.dtype)
