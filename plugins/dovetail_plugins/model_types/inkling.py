@@ -29,6 +29,24 @@ class HeadSizes:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """The layers that run `turns` times, and the numbers between the matrices of their gates."""
+
+    layers: range
+    turns: int
+    rank: int
+
+
+LOOP_NAMES = {
+    "loop_layer_index_start": "core_start",
+    "loop_layer_index_end": "core_end",
+    "loop_num_passes": "num_passes",
+    "loop_gate_rank": "gate_rank",
+}
+"""The settings of a loop, and their names within a released config.json's `loop_config`."""
+
+
 def layer_types(config: Config) -> tuple[str, ...]:
     """Return each layer's kind, as listed or by the numbers of windowed ones. Raises: ConfigError
     for another kind."""
@@ -73,11 +91,33 @@ def inner_sizes(config: Config) -> tuple[int, int]:
     return (usual, int(config["moe_intermediate_size"])) if dense is None else (int(dense), usual)
 
 
+def loop_of(config: Config) -> Loop | None:
+    """Return the layers that run several times, None if none do. Raises: ConfigError for ones that
+    do not begin and end with blocks."""
+    if "loop_num_passes" not in config:
+        return None
+    stated = {
+        name: config.get("loop_config", {}).get(other, config[name])
+        for name, other in LOOP_NAMES.items()
+    }
+    first, last, turns, rank = (int(value) for value in stated.values())
+    each = int(config["n_layers_per_attn_res_block"])
+    if not 0 < first < last <= int(config["num_hidden_layers"]) or first % each or last % each:
+        raise ConfigError(
+            f"layers {first} to {last - 1} run several times, and are not whole blocks of {each}.",
+            where="config.json: loop_layer_index_start",
+            fix="use multiples of n_layers_per_attn_res_block after the first block.",
+        )
+    return Loop(layers=range(first, last), turns=turns, rank=rank)
+
+
 def cache(config: Config) -> CacheFacts:
-    """Return what a row caches: keys and values, and the last inputs of four convolutions a
-    layer."""
-    kinds = layer_types(config)
+    """Return what a row caches: keys and values, and the last inputs of four convolutions a layer,
+    for each time that the layer runs."""
+    kinds, loop = layer_types(config), loop_of(config)
     sizes = [heads(config, layer) for layer in range(len(kinds))]
+    if loop is not None:
+        kinds += kinds[loop.layers.start : loop.layers.stop] * (loop.turns - 1)
     usual = int(config["num_key_value_heads"]), int(config["head_dim"])
     others = {(one.num_kv_heads, one.size) for one in sizes} - {usual}
     width = max(2 * one.num_kv_heads * one.size for one in sizes) + 2 * int(config["hidden_size"])
@@ -123,6 +163,65 @@ INKLING_TEXT = Value(
             "logits_mup_width_multiplier": 24.0,
             "bos_token_id": 1,
             "eos_token_id": 2,
+        },
+    ),
+)
+
+OF_INKLING2: dict[str, Any] = {
+    "vocab_size": 201024,
+    "unpadded_vocab_size": 200058,
+    "hidden_size": 4608,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "swa_num_attention_heads": 48,
+    "swa_num_key_value_heads": 8,
+    "swa_head_dim": 128,
+    "sliding_window_size": 1024,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "log_scaling_n_floor": 128000,
+    "log_scaling_alpha": 0.1,
+    "max_position_embeddings": 1048576,
+    "rms_norm_eps": 1e-6,
+    "conv_kernel_size": 4,
+    "hidden_act": "silu",
+    "moe_intermediate_size": 2304,
+    "n_routed_experts": 384,
+    "num_experts_per_tok": 8,
+    "route_scale": 8.0,
+    "eos_token_id": 200006,
+    "qk_l2_clip_threshold": 22.627416997969522,
+    "rel_l2_clip_threshold": 8.0,
+    "n_layers_per_attn_res_block": 6,
+    "mlp_gate_softcap": 4.0,
+    "mlp_up_softcap": 25.0,
+    "final_logit_softcapping": 30.0,
+    "scoring_func": "sigmoid",
+}
+INKLING2_TEXT = Value(
+    summary="the text part of Inkling 2",
+    value=ModelFacts(positions="none", cache=f"{__name__}:cache", defaults=OF_INKLING2),
+)
+INKLING2_LOOP_TEXT = Value(
+    summary="the text part of Inkling 2 with layers that run several times",
+    value=ModelFacts(
+        positions="none",
+        cache=f"{__name__}:cache",
+        defaults={
+            **OF_INKLING2,
+            "hidden_size": 2304,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 24,
+            "swa_num_attention_heads": 24,
+            "log_scaling_n_floor": 8192,
+            "moe_intermediate_size": 1152,
+            "n_routed_experts": 128,
+            "loop_layer_index_start": 6,
+            "loop_layer_index_end": 18,
+            "loop_num_passes": 3,
+            "loop_gate_rank": 64,
         },
     ),
 )

@@ -31,6 +31,16 @@ _INKLING: dict[str, Any] = {
     "rel_extent": 11,
     "log_scaling_n_floor": 16,
 }
+_INKLING2: dict[str, Any] = {
+    "route_scale": 2.0,
+    "unpadded_vocab_size": VOCAB_SIZE - 4,
+    "n_layers_per_attn_res_block": 2,
+    "qk_l2_clip_threshold": 2.0,
+    "rel_l2_clip_threshold": 0.6,
+    "mlp_gate_softcap": 1.0,
+    "mlp_up_softcap": 1.5,
+    "final_logit_softcapping": 3.0,
+}
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -152,6 +162,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "route_scale": 2.0,
             "unpadded_vocab_size": VOCAB_SIZE - 4,
             "logits_mup_width_multiplier": 2.0,
+        },
+    ),
+    "Inkling2ForCausalLM": (
+        "inkling2_text",
+        {
+            **_INKLING,
+            **_INKLING2,
+            "num_hidden_layers": 4,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+        },
+    ),
+    "Inkling2LoopForCausalLM": (
+        "inkling2_loop_text",
+        {
+            **_INKLING,
+            **_INKLING2,
+            "num_hidden_layers": 6,
+            "layer_types": [*("hybrid", "hybrid_sliding") * 3],
+            "loop_layer_index_start": 2,
+            "loop_layer_index_end": 6,
+            "loop_num_passes": 3,
+            "loop_gate_rank": 4,
         },
     ),
     "Qwen4ExpForCausalLM": (

@@ -22,6 +22,11 @@ TWO_LAYERS: dict[str, dict[str, Any]] = {
         "layer_types": ["hybrid_sliding", "hybrid"],
         "mlp_layer_types": ["dense", "sparse"],
     },
+    "Inkling2ForCausalLM": {
+        "num_hidden_layers": 2,
+        "layer_types": ["hybrid_sliding", "hybrid"],
+        "n_layers_per_attn_res_block": 1,
+    },
 }
 NAMES = tuple(TWO_LAYERS)
 TOKENS = torch.randint(3, VOCAB_SIZE - 4, (60,), generator=torch.Generator().manual_seed(2)).tolist()

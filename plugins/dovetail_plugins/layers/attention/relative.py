@@ -123,7 +123,7 @@ class RelativeAttention(CachingLayer):
         assert isinstance(cache, torch.Tensor)
         write_latents(torch.cat([k, v], dim=-1), cache, layout.slots)
         queries, mixed = (x.unflatten(-1, (heads, -1)) for x in (q, mixes))
-        out = torch.empty_like(queries)
+        out = torch.zeros_like(queries)
         for row, (start, end) in enumerate(pairwise(layout.query_start_host)):
             shift = layout.seq_lens_host[row] - end
             step = max(1, MAX_SCORES // (heads * layout.seq_lens_host[row] or 1))
