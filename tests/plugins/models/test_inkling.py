@@ -28,7 +28,8 @@ TWO_LAYERS: dict[str, dict[str, Any]] = {
         "n_layers_per_attn_res_block": 1,
     },
 }
-NAMES = tuple(TWO_LAYERS)
+LOOP = "Inkling2LoopForCausalLM"
+NAMES = (*TWO_LAYERS, LOOP)
 TOKENS = torch.randint(3, VOCAB_SIZE - 4, (60,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
@@ -69,7 +70,7 @@ def test_rows_whole_and_cut(name: str, tmp_path: Path) -> None:
         assert all(is_near(own, there) for own, there in parts)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TWO_LAYERS)
 def test_ranks_and_stages_change_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
