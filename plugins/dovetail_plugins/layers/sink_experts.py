@@ -39,7 +39,7 @@ class SinkExperts(Experts):
         """Return the placements of one kind's stacked matrices, or of all experts' (see
         Experts)."""
         own = leaf.removeprefix(SHARED)
-        if own not in self._stored or leaf == own and shape[0] == self.num_experts:
+        if own not in self._stored or (leaf == own and shape[0] == self.num_experts):
             return self.place(leaf, part)
         first, count = 0, self.num_experts - self.num_shared
         if leaf != own:

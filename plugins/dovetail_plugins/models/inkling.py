@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from msgspec import structs
@@ -46,7 +46,13 @@ from dovetail_plugins.layers.mixers.hybrid import UnrotatedModel
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.layers.short_convs import AddedConv, Step, whole_part
 from dovetail_plugins.layers.sink_experts import SinkMoE
-from dovetail_plugins.model_types.inkling import WINDOWED, heads, inner_sizes, is_sparse, layer_types
+from dovetail_plugins.model_types.inkling import (
+    WINDOWED,
+    heads,
+    inner_sizes,
+    is_sparse,
+    layer_types,
+)
 from dovetail_plugins.models._moe import CORRECTION_BIAS
 
 RENAMES = (
@@ -147,7 +153,9 @@ class InklingLayer(DecoderLayer):
         self.attn_sconv, self.mlp_sconv = (
             AddedConv(context, n, part, width) for n in ("attn", "mlp")
         )
-        convs = (self.self_attn.k_sconv, self.self_attn.v_sconv, self.attn_sconv, self.mlp_sconv)
+        attention = self.self_attn
+        assert isinstance(attention, InklingAttention)
+        convs = (attention.k_sconv, attention.v_sconv, self.attn_sconv, self.mlp_sconv)
         self.convs = State(f"{name}.convs", tuple(conv.part for conv in convs))
 
     def build_attention(
@@ -212,8 +220,8 @@ class InklingForCausalLM(DecoderForCausalLM):
         source="https://huggingface.co/thinkingmachines/Inkling",
     )
     capabilities = DecoderForCausalLM.capabilities - {"vectors"}  # its tokens are normed
-    model_class: type[DecoderModel] = NormedModel
-    layer_class: type[DecoderLayer] = InklingLayer
+    model_class: ClassVar[type[DecoderModel]] = NormedModel
+    layer_class: ClassVar[type[DecoderLayer]] = InklingLayer
     no_graphs_because = "torch attends to each row by itself"
 
     def __init__(self, options: Any, context: BuildContext) -> None:

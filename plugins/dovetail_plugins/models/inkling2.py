@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -177,9 +177,7 @@ class Inkling2Attention(nn.Module):
         self.q_proj = ColumnParallelLinear(context, f"{name}.wq_du", hidden, width)
         self.k_proj = Linear(context, f"{name}.wk_dv", hidden, (pair,), bias=False)
         self.v_proj = Linear(context, f"{name}.wv_dv", hidden, (pair,), bias=False)
-        self.r_proj = ColumnParallelLinear(
-            context, f"{name}.wr_du", hidden, model.num_heads * rank
-        )
+        self.r_proj = ColumnParallelLinear(context, f"{name}.wr_du", hidden, model.num_heads * rank)
         self.out_gate = ColumnParallelLinear(context, f"{name}.gate_attn", hidden, width)
         self.sink_proj = ColumnParallelLinear(
             plain, f"{name}.attn_sink_proj", hidden, model.num_heads
@@ -280,9 +278,7 @@ class Inkling2Layer(DecoderLayer):
         self.controllers = nn.ModuleDict()
         if loop is not None and layer in loop.layers:
             for part_name in ("q", "k", "v", "mlp"):
-                self.controllers[part_name] = MessageGate(
-                    context, loop.rank, eps=config.norm_eps
-                )
+                self.controllers[part_name] = MessageGate(context, loop.rank, eps=config.norm_eps)
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
@@ -350,9 +346,11 @@ class Inkling2Layer(DecoderLayer):
         """Return the inputs of queries, keys and values. Shapes: as `passed`"""
         is_windowed = self.layer_type == SLIDING
         reads = (hidden.float(),) if self.attn_read is None else self.attn_read(blocks, hidden)
-        norms = [self.input_norm] * 3 if is_windowed else [
-            self.q_input_norm, self.k_input_norm, self.v_input_norm
-        ]
+        norms = (
+            [self.input_norm] * 3
+            if is_windowed
+            else [self.q_input_norm, self.k_input_norm, self.v_input_norm]
+        )
         each = reads * 3 if len(reads) == 1 else reads
         if messages:
             gates = (self.controllers[name] for name in "qkv")
@@ -456,8 +454,8 @@ class Inkling2ForCausalLM(InklingForCausalLM):
         summary="Inkling 2, text only (reads of blocks, mixed convolutions, sinks, experts)",
         source="https://huggingface.co/thinkingmachines/Inkling-2-Small-MXFP8",
     )
-    model_class: type[DecoderModel] = BlocksModel
-    layer_class: type[DecoderLayer] = Inkling2Layer
+    model_class: ClassVar[type[DecoderModel]] = BlocksModel
+    layer_class: ClassVar[type[DecoderLayer]] = Inkling2Layer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -494,4 +492,4 @@ class Inkling2LoopForCausalLM(Inkling2ForCausalLM):
     )
     capabilities = Inkling2ForCausalLM.capabilities - {"pipeline_parallel"}
     whole_because = "some of its layers run several times"
-    model_class: type[DecoderModel] = LoopModel
+    model_class: ClassVar[type[DecoderModel]] = LoopModel

@@ -73,9 +73,7 @@ def distance_biases(
 class RelativeAttention(CachingLayer):
     """The attention of one layer, with its cache of keys and values."""
 
-    def __init__(
-        self, name: str, spec: AttentionSpec, log_scale: LogScale | None = None
-    ) -> None:
+    def __init__(self, name: str, spec: AttentionSpec, log_scale: LogScale | None = None) -> None:
         super().__init__(name)
         self.spec, self.log_scale = spec, log_scale
         self.size = 2 * spec.num_kv_heads * spec.head_size
