@@ -222,7 +222,7 @@ class InklingForCausalLM(DecoderForCausalLM):
     capabilities = DecoderForCausalLM.capabilities - {"vectors"}  # its tokens are normed
     model_class: ClassVar[type[DecoderModel]] = NormedModel
     layer_class: ClassVar[type[DecoderLayer]] = InklingLayer
-    no_graphs_because = "torch attends to each row by itself"
+    no_graphs_because = "how many keys torch reads depends on how long rows are"
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__(options, context)

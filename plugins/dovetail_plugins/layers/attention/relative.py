@@ -10,24 +10,25 @@ weight and adds nothing. Queries far into a row may be multiplied, bias included
     tau = 1 + alpha log(max(1, (t + 1) / floor))
 
 No backend adds biases of that kind, so the keys and values of all heads are cached side by side as
-one latent of a token, and torch attends to them, row by row.
+one latent of a token, and torch attends to them.
 Source: Thinking Machines Lab, Inkling, 2026, as transformers has it; Nakanishi, Scalable-Softmax Is
 Superior for Attention, 2025.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionSpec, BatchLayout
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.attention.latent_rows import MAX_SCORES, read_latents, write_latents
+from dovetail.layers.attention.latent_rows import MAX_SCORES, write_latents
 from dovetail.layers.context import forward_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.kept import CachingLayer
@@ -61,13 +62,76 @@ class DistanceBank(nn.Module):
 def distance_biases(
     mixes: torch.Tensor, bank: torch.Tensor, distances: torch.Tensor
 ) -> torch.Tensor:
-    """Return the biases of scores. Shapes: mixes [T, H, R], bank [R, extent], distances [T, S] ->
-    [T, H, S] float32"""
+    """Return the biases of scores. Shapes: mixes [..., H, R], bank [R, extent], distances [..., S]
+    -> [..., H, S] float32"""
     extent = bank.shape[1]
     by_distance = mixes.float() @ bank.float()
-    at = distances.clamp(0, extent - 1).unsqueeze(1).expand(-1, mixes.shape[1], -1)
+    at = distances.clamp(0, extent - 1).unsqueeze(-2).expand(*mixes.shape[:-1], -1)
     is_near = (distances >= 0) & (distances < extent)
-    return by_distance.gather(-1, at).masked_fill(~is_near.unsqueeze(1), 0.0)
+    return by_distance.gather(-1, at).masked_fill(~is_near.unsqueeze(-2), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """B rows' T neighbouring queries each, with the S keys that some of them see.
+
+    Shapes: tokens and at [B, T], the queries' numbers in the step and positions in their rows;
+    blocks and places [B, S], where the keys are cached; distances and is_hidden [B, T, S]
+    """
+
+    tokens: torch.Tensor
+    at: torch.Tensor
+    blocks: torch.Tensor
+    places: torch.Tensor
+    distances: torch.Tensor
+    is_hidden: torch.Tensor
+
+
+def pieces_of(layout: BatchLayout, window: int | None, max_pairs: int) -> Iterator[Piece]:
+    """Yield all queries of a step in pieces of at most `max_pairs` pairs of a query and a key, or
+    of one query: rows of one token together, others by themselves. A window counts the query."""
+    starts, lengths = layout.query_start_host, layout.seq_lens_host
+    alone = [row for row in range(layout.num_rows) if starts[row + 1] - starts[row] == 1]
+    alone.sort(key=lengths.__getitem__)
+    while alone:
+        longest = min(lengths[alone[-1]], window or lengths[alone[-1]])
+        rows = alone[-max(1, max_pairs // longest) :]
+        del alone[-len(rows) :]
+        yield _piece(layout, window, rows, [starts[row] for row in rows], 1)
+    for row, (start, end) in enumerate(pairwise(starts)):
+        step = max(1, max_pairs // max(1, lengths[row]))
+        for first in range(start, end if end - start > 1 else start, step):
+            yield _piece(layout, window, [row], [first], min(step, end - first))
+
+
+def _piece(
+    layout: BatchLayout, window: int | None, rows: list[int], firsts: list[int], count: int
+) -> Piece:
+    """Return the piece of `count` queries of each row, which begin at these tokens of the step."""
+    device, size = layout.block_table.device, layout.block_tokens
+    starts, lengths = layout.query_start_host, layout.seq_lens_host
+    ahead = [lengths[row] - starts[row + 1] for row in rows]
+    before = [first + more for first, more in zip(firsts, ahead, strict=True)]
+    lows = [0 if window is None else max(0, position - window + 1) for position in before]
+    widest = max(p + count - low for p, low in zip(before, lows, strict=True))
+    own = torch.arange(count, device=device)
+    tokens = torch.tensor(firsts, device=device).unsqueeze(1) + own
+    at = torch.tensor(before, device=device).unsqueeze(1) + own
+    seen = torch.tensor(lows, device=device).unsqueeze(1) + torch.arange(widest, device=device)
+    distances = at.unsqueeze(2) - seen.unsqueeze(1)
+    is_hidden = distances < 0
+    if window is not None:
+        is_hidden |= distances >= window
+    cached = seen.minimum(at[:, -1:])
+    table = layout.block_table[torch.tensor(rows, device=device)]
+    return Piece(
+        tokens=tokens,
+        at=at,
+        blocks=table.gather(1, cached // size).long(),
+        places=cached % size,
+        distances=distances,
+        is_hidden=is_hidden,
+    )
 
 
 class RelativeAttention(CachingLayer):
@@ -114,31 +178,24 @@ class RelativeAttention(CachingLayer):
         bank: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        refuse_recording("torch attends to each row by itself")
+        refuse_recording("how many keys torch reads depends on how long rows are")
         context, heads = forward_context(), self.spec.num_heads
-        layout = context.backend.layout_of(context.prepared[self.name])
         cache = context.caches[self.name]
         assert isinstance(cache, torch.Tensor)
+        prepared, window = context.prepared[self.name], self.spec.window_tokens
+        layout = context.backend.layout_of(prepared)
         write_latents(torch.cat([k, v], dim=-1), cache, layout.slots)
+        key = (Piece, id(prepared), window, heads)
+        if key not in context.once:
+            context.once[key] = list(pieces_of(layout, window, MAX_SCORES // heads))
         queries, mixed = (x.unflatten(-1, (heads, -1)) for x in (q, mixes))
         out = torch.zeros_like(queries)
-        for row, (start, end) in enumerate(pairwise(layout.query_start_host)):
-            shift = layout.seq_lens_host[row] - end
-            step = max(1, MAX_SCORES // (heads * layout.seq_lens_host[row] or 1))
-            for first in range(start, end, step):
-                part = slice(first, min(first + step, end))
-                own = None if sinks is None else sinks[part]
-                at = torch.arange(part.start, part.stop, device=q.device) + shift
-                low = self._first_seen(first + shift)
-                both = read_latents(cache, layout, row, part.stop + shift, low)
-                seen = torch.arange(low, part.stop + shift, device=q.device)
-                biases = distance_biases(mixed[part], bank, at.unsqueeze(1) - seen)
-                out[part] = self._attended(queries[part], both.float(), biases, own, at, seen)
+        for piece in context.once[key]:
+            own = None if sinks is None else sinks[piece.tokens]
+            both = cache[piece.blocks, piece.places].float()
+            biases = distance_biases(mixed[piece.tokens], bank, piece.distances)
+            out[piece.tokens] = self._attended(queries[piece.tokens], both, biases, own, piece)
         return out.flatten(1)
-
-    def _first_seen(self, position: int) -> int:
-        window = self.spec.window_tokens
-        return 0 if window is None else max(0, position - window + 1)
 
     def _attended(
         self,
@@ -146,24 +203,19 @@ class RelativeAttention(CachingLayer):
         both: torch.Tensor,
         biases: torch.Tensor,
         sinks: torch.Tensor | None,
-        at: torch.Tensor,
-        seen: torch.Tensor,
+        piece: Piece,
     ) -> torch.Tensor:
-        """Return the attended values of a row's queries at positions `at`, of keys and values at
-        positions `seen`. Shapes: q [T, H, D], both [S, 2 K D], biases [T, H, S], sinks [T, H],
-        at [T], seen [S] -> [T, H, D]"""
-        spec, window = self.spec, self.spec.window_tokens
-        k, v = both.unflatten(-1, (2, spec.num_kv_heads, -1)).unbind(1)
-        grouped = q.float().unflatten(1, (spec.num_kv_heads, -1))
-        scores = torch.einsum("tkgd,skd->tkgs", grouped, k).flatten(1, 2) * spec.scale + biases
+        """Return the attended values of a piece. Shapes: q [B, T, H, D], both [B, S, 2 K D], biases
+        [B, T, H, S], sinks [B, T, H] -> [B, T, H, D]"""
+        spec = self.spec
+        k, v = both.unflatten(-1, (2, spec.num_kv_heads, -1)).unbind(2)
+        grouped = q.float().unflatten(2, (spec.num_kv_heads, -1))
+        scores = torch.einsum("btkgd,bskd->btkgs", grouped, k).flatten(2, 3) * spec.scale + biases
         if self.log_scale is not None:
-            scores = scores * self.log_scale.factors(at)[:, None, None]
-        is_hidden = seen > at.unsqueeze(1)
-        if window is not None:
-            is_hidden |= seen <= at.unsqueeze(1) - window
-        scores = scores.masked_fill(is_hidden.unsqueeze(1), -torch.inf)
+            scores = scores * self.log_scale.factors(piece.at)[..., None, None]
+        scores = scores.masked_fill(piece.is_hidden.unsqueeze(2), -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.float().unsqueeze(-1)], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : len(seen)]
-        weights = weights.unflatten(1, (spec.num_kv_heads, -1))
-        return torch.einsum("tkgs,skd->tkgd", weights, v).flatten(1, 2).to(q.dtype)
+        weights = scores.softmax(dim=-1)[..., : k.shape[1]]
+        weights = weights.unflatten(2, (spec.num_kv_heads, -1))
+        return torch.einsum("btkgs,bskd->btkgd", weights, v).flatten(2, 3).to(q.dtype)
