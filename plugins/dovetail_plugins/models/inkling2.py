@@ -156,7 +156,7 @@ class HeadClip(DividedVectors):
 
 
 class Inkling2Attention(nn.Module):
-    """The attention of one layer, which runs `turns` times with caches of their own."""
+    """The attention of one layer, which runs `turns` times, each with its own cache."""
 
     def __init__(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int, turns: int
