@@ -33,7 +33,7 @@ _INKLING: dict[str, Any] = {
 }
 _INKLING2: dict[str, Any] = {
     "route_scale": 2.0,
-    "unpadded_vocab_size": VOCAB_SIZE - 4,
+    "unpadded_vocab_size": VOCAB_SIZE,
     "n_layers_per_attn_res_block": 2,
     "qk_l2_clip_threshold": 2.0,
     "rel_l2_clip_threshold": 0.6,
@@ -160,7 +160,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse"],
             "n_shared_experts": 2,
             "route_scale": 2.0,
-            "unpadded_vocab_size": VOCAB_SIZE - 4,
             "logits_mup_width_multiplier": 2.0,
         },
     ),
