@@ -3,6 +3,7 @@ windows, biases and the floor of the queries' factor; and what is refused."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 import transformers
 
 from dovetail import LLM, SamplingParams
-from dovetail_testing.harness import PagedModel
+from dovetail.errors import ConfigError
+from dovetail_testing.harness import PagedModel, load_model
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
@@ -107,3 +109,26 @@ def test_quantized_and_invented_weights(name: str, tmp_path: Path) -> None:
         found.append(sum(apart) / len(apart))
     exact, rounded, invented = found
     assert exact < 1e-5 < rounded < 0.3 < invented
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        (
+            "InklingForCausalLM",
+            {"layer_types": ["hybrid", "chunked", "hybrid"]},
+            "of the kind chunked",
+        ),
+        ("Inkling2ForCausalLM", {"scoring_func": "softmax"}, 'experts are scored by "softmax"'),
+        ("Inkling2ForCausalLM", {"hidden_act": "gelu"}, 'activation "gelu" is not supported'),
+        ("Inkling2LoopForCausalLM", {"loop_layer_index_end": 5}, "are not whole blocks of 2"),
+    ],
+)
+def test_other_settings_are_refused(
+    name: str, fields: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = write_tiny_checkpoint(tmp_path, name)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(ConfigError, match=why):
+        load_model(path)
