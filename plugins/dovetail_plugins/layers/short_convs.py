@@ -1,5 +1,5 @@
-"""Short convolutions after matrices: y + conv(y), over a channel's last few inputs. Those of one
-decoder layer have one state."""
+"""Short convolutions after matrices: y + conv(y), over a channel's last few inputs. The
+convolutions of a decoder layer share one state."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class InklingForCausalLM(DecoderForCausalLM):
         return found
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without those of layers that draft."""
+        """Return the names; layers that draft are left out."""
         usual = super().weight_map()
         ignored = (*usual.ignored, "model.mtp.")
         return replace(usual, renames=RENAMES, ignored=ignored)

@@ -54,7 +54,8 @@ def wanted(path: Path) -> torch.Tensor:
 
 
 def pieces(model: PagedModel) -> list[torch.Tensor]:
-    """Return the logits of a row in pieces beside others, of a prefix hit, and token by token."""
+    """Return the logits of a row in pieces together with others, of a prefix hit, and token by
+    token."""
     model.forward([(0, TOKENS[:7])])
     part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
     model.share(1, 2, 32)
