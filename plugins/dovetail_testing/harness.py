@@ -36,6 +36,7 @@ from dovetail_plugins.layers.attention.compressed import CompressedAttention
 from dovetail_plugins.layers.attention.compressor import Entries
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
 from dovetail_plugins.layers.attention.pooled_heads import CachedHead
+from dovetail_plugins.layers.attention.relative import RelativeAttention
 from dovetail_plugins.layers.stored.rounding import FLOAT, ActivationOptions
 from dovetail_testing.reference import ReferenceAttention
 
@@ -110,6 +111,8 @@ class PagedModel:
             widths = {LATENTS: layer.config.head_size, INDEX_KEYS: layer.input_size}
             found = {name: torch.full((*size, width), UNUSED) for name, width in widths.items()}
             return found if layer.input_size else found[LATENTS]
+        if isinstance(layer, RelativeAttention):
+            return torch.full((*size, layer.size), UNUSED)
         if isinstance(layer, CachedHead):
             latents = torch.full((*size, layer.size), UNUSED)
             keys = torch.full((*size, layer.index_size), UNUSED)

@@ -23,6 +23,7 @@ FEW: dict[str, dict[str, int]] = {
     "Lfm2ForCausalLM": {"num_gpu_blocks_override": 30},
     "Qwen3NextForCausalLM": {"num_gpu_blocks_override": 22},
     "Qwen4ExpForCausalLM": {"num_gpu_blocks_override": 30},
+    "Inkling2ForCausalLM": {"num_gpu_blocks_override": 52},
 }
 """Families, and room so small that requests are preempted."""
 IN_TURN, ONE_AHEAD = False, True
@@ -33,6 +34,7 @@ WAYS = {
     "Lfm2ForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
     "Qwen3NextForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
     "Qwen4ExpForCausalLM": ((IN_TURN, CROWDED), (ONE_AHEAD, ROOMY)),
+    "Inkling2ForCausalLM": ((IN_TURN, ROOMY), (ONE_AHEAD, CROWDED)),
 }
 """Each way by itself in every family, and each pair of them in at least two."""
 

@@ -137,6 +137,11 @@ _OWN: dict[str, Json] = {
     },
     "hunyuan_v1_dense": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "hunyuan_v1_moe": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
+    "inkling2_loop_text": {
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+    },
     "longcat_flash": {"zero_expert_num": 3, "moe_topk": 3},
     "ministral": {"head_dim": HEAD_SIZE, "rope_parameters": _PLAIN_ROPE},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},

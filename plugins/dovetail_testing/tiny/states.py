@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail_testing.tiny.sizes import EXPERTS, LATENT
+from dovetail_testing.tiny.sizes import EXPERTS, LATENT, VOCAB_SIZE
 
 _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -18,6 +18,28 @@ _MAMBA2: dict[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_d_state": 8,
     "mamba_chunk_size": 8,
+}
+_INKLING: dict[str, Any] = {
+    **EXPERTS,
+    "head_dim": 8,
+    "n_routed_experts": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 8,
+    "sliding_window_size": 6,
+    "d_rel": 4,
+    "rel_extent": 11,
+    "log_scaling_n_floor": 16,
+}
+_INKLING2: dict[str, Any] = {
+    "route_scale": 2.0,
+    "unpadded_vocab_size": VOCAB_SIZE,
+    "n_layers_per_attn_res_block": 2,
+    "qk_l2_clip_threshold": 2.0,
+    "rel_l2_clip_threshold": 0.6,
+    "mlp_gate_softcap": 1.0,
+    "mlp_up_softcap": 1.5,
+    "final_logit_softcapping": 3.0,
 }
 _NOT_KIMI = ("n_routed_experts", "q_lora_rank")
 
@@ -127,6 +149,40 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "shared_expert_intermediate_size": 24,
             "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "InklingForCausalLM": (
+        "inkling_text",
+        {
+            **_INKLING,
+            "num_hidden_layers": 3,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_shared_experts": 2,
+            "route_scale": 2.0,
+            "logits_mup_width_multiplier": 2.0,
+        },
+    ),
+    "Inkling2ForCausalLM": (
+        "inkling2_text",
+        {
+            **_INKLING,
+            **_INKLING2,
+            "num_hidden_layers": 4,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+        },
+    ),
+    "Inkling2LoopForCausalLM": (
+        "inkling2_loop_text",
+        {
+            **_INKLING,
+            **_INKLING2,
+            "num_hidden_layers": 6,
+            "layer_types": [*("hybrid", "hybrid_sliding") * 3],
+            "loop_layer_index_start": 2,
+            "loop_layer_index_end": 6,
+            "loop_num_passes": 3,
+            "loop_gate_rank": 4,
         },
     ),
     "Qwen4ExpForCausalLM": (
