@@ -86,15 +86,20 @@ def swap_blocks(
 def swap_rest(
     context: BuildContext, trunk: nn.Module, prefix: str, exempt: Container[nn.Module] = ()
 ) -> None:
-    """Swap norms and patch convolutions, except those in `exempt`. Mutates: trunk"""
+    """Swap norms and patch convolutions, except those in `exempt`, and convolutions in lists: code
+    that walks a list may ask for their class. Mutates: trunk"""
     for path, module in list(trunk.named_modules()):
         if module in exempt:
             continue
         norm = tower_norm(context, module)
         if norm is not None:
             trunk.set_submodule(path, norm)
-        elif is_of_patches(module):
+        elif is_of_patches(module) and not _is_in_list(trunk, path):
             trunk.set_submodule(path, Patches(context, f"{prefix}{path}", module))
+
+
+def _is_in_list(trunk: nn.Module, path: str) -> bool:
+    return isinstance(trunk.get_submodule(path.rpartition(".")[0]), nn.ModuleList)
 
 
 def skip_unseen(encoder: nn.Module, config: Any) -> None:
