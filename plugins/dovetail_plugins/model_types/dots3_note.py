@@ -226,4 +226,7 @@ FACTS = ModelFacts(
     },
 )
 DOTS3_NOTE_TEXT = Value(summary="the text part of Dots3 Note", value=FACTS)
-DOTS3_NOTE = Value(summary="Dots3 Note, whose text settings may be its own", value=replace(FACTS, media=("image", "audio")))
+DOTS3_NOTE = Value(
+    summary="Dots3 Note, whose text settings may be its own",
+    value=replace(FACTS, media=("image", "audio")),
+)
