@@ -1,4 +1,5 @@
-"""MiniCPM-V 4.6 and MiniCPM-OCR: images before Qwen3.5. MiniCPM-V models up to 2.6 are code of their checkpoints.
+"""MiniCPM-V 4.6 and MiniCPM-OCR: images before Qwen3.5. MiniCPM-V up to 2.6 is code of its
+checkpoints.
 
 Source: Yao et al. 2024, https://arxiv.org/abs/2408.01800; https://github.com/OpenBMB/MiniCPM-V
 """
