@@ -54,7 +54,7 @@ def exchange(
     """Replace an encoder's linear layers with dovetail's, except those in `exempt`. `prefix` is its
     path in the checkpoint. Mutates: encoder"""
     swap_blocks(context, encoder, prefix, exempt)
-    swap_layers(context, encoder, prefix, exempt)
+    swap_layers(replace(context, rank=RankSpec()), encoder, prefix, exempt)  # whole on each rank
     swap_rest(context, encoder, prefix, exempt)
     skip_unseen(encoder, config)
     store_buffers(encoder)
