@@ -55,9 +55,9 @@ SPARSE = """\
 
 Served by own plugins: DeepSeek V3.2, GLM-5, A.X K2 and Hunyuan 4, where an indexer picks the
 latents that a query attends to; MiniMax M3, where it picks blocks of keys and values for each kv
-head; GLM-5-Next (text), where it picks pools of latents; Qwen4-Exp, where it picks pools of
+head; GLM-5-Next, where it picks pools of latents; Qwen4-Exp, where it picks pools of
 keys and values for all heads; DeepSeek V4, where it picks entries that cover several tokens; and
-Dots3 Note (text), whose other layers attend to latents in a window.
+Dots3 Note, whose other layers attend to latents in a window.
 [kv_cache.md](../explanation/kv_cache.md) says how. No class of transformers is refused for its
 sparse layers."""
 

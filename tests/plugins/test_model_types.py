@@ -73,11 +73,12 @@ REMOTE = {
 }
 REMOTE |= {"minimax_m1", "minimax_text_01", "deci", "deepseek", "nemotron-nas"}
 """Types that only code beside the checkpoint knows."""
-WHOLE = {"qwen2_vl", "qwen2_5_vl"}
+WHOLE = {"qwen2_vl", "qwen2_5_vl", "dots3_note"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
 WORKED_OUT = {
     "axk2": {"first_k_dense_replace"},
     "bailing_hybrid": {"n_routed_experts"},
+    "dots3_note_text": {"sliding_window"},
     "glm4_moe_lite": {"first_k_dense_replace"},
     "hy_v3": {"norm_topk_prob"},
     "phi4_multimodal": {"eos_token_id"},

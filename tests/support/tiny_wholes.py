@@ -39,7 +39,8 @@ class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
     images and sounds; `image_token` is the word for a vector, where it is not that for an image,
     `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names;
-    `like` is the type whose processor it has, "" for its own."""
+    `hears` is the class that reads sounds, where transformers lists none, and `like` the type whose
+    processor it has, "" for its own."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
@@ -48,6 +49,7 @@ class Own:
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
+    hears: str = "WhisperFeatureExtractor"
     like: str = ""
 
 
@@ -220,6 +222,21 @@ OWN: dict[str, Own] = {
             }
         ),
     ),
+    "nemotron_h_omni": Own(
+        hears="ParakeetFeatureExtractor",
+        config={
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 32,
+                "conv_kernel_size": 3,
+                "subsampling_conv_channels": 8,
+                "projection_hidden_size": 16,
+                "projection_bias": False,
+            }
+        },
+    ),
     "ovis2": Own(
         image_token="<IMG_ATOM>",
         tokens={
@@ -345,7 +362,7 @@ def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> An
             found = named if isinstance(named, str) else next(iter(named.values()))
             parts[name] = getattr(transformers, found)()
         elif name in ("feature_extractor", "audio_processor"):
-            found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "WhisperFeatureExtractor")
+            found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, own.hears)
             parts[name] = getattr(transformers, found)(**own.sounds)
     return made(**parts, **own.processor)
 

@@ -4,7 +4,7 @@ checkpoints write them, what a row caches, and config.json defaults."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -226,4 +226,7 @@ FACTS = ModelFacts(
     },
 )
 DOTS3_NOTE_TEXT = Value(summary="the text part of Dots3 Note", value=FACTS)
-DOTS3_NOTE = Value(summary="Dots3 Note, whose text settings may be its own", value=FACTS)
+DOTS3_NOTE = Value(
+    summary="Dots3 Note, whose text settings may be its own",
+    value=replace(FACTS, media=("image", "audio")),
+)

@@ -112,3 +112,4 @@ NEMOTRON_H = Value(
         cache=f"{__name__}:cache",
     ),
 )
+NEMOTRON_H_OMNI = Value(summary="Nemotron-H Omni", value=ModelFacts(media=("image", "audio")))

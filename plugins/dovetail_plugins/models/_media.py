@@ -61,6 +61,7 @@ class MediaModel(OneByOne, nn.Module, Model):
         model = msgspec.structs.replace(context.model, architecture=name, whole_config={})
         _check_stages(context, plugin)
         self.text = cast(Any, plugin(None, replace(context, model=model)))
+        self.no_graphs_because = self.text.no_graphs_because
         self.takes_media = self._takes_media(context)
         self.encoder = build_encoder(context, self, is_here=self.takes_media)
         self._encoder_names = encoder_names(self.encoder, to="encoder.")

@@ -54,7 +54,7 @@ def exchange(
     """Replace an encoder's linear layers with dovetail's, except those in `exempt`. `prefix` is its
     path in the checkpoint. Mutates: encoder"""
     swap_blocks(context, encoder, prefix, exempt)
-    swap_layers(context, encoder, prefix, exempt)
+    swap_layers(replace(context, rank=RankSpec()), encoder, prefix, exempt)  # whole on each rank
     swap_rest(context, encoder, prefix, exempt)
     skip_unseen(encoder, config)
     store_buffers(encoder)
@@ -86,15 +86,20 @@ def swap_blocks(
 def swap_rest(
     context: BuildContext, trunk: nn.Module, prefix: str, exempt: Container[nn.Module] = ()
 ) -> None:
-    """Swap norms and patch convolutions, except those in `exempt`. Mutates: trunk"""
+    """Swap norms and patch convolutions, except those in `exempt`, and convolutions in lists: code
+    that walks a list may ask for their class. Mutates: trunk"""
     for path, module in list(trunk.named_modules()):
         if module in exempt:
             continue
         norm = tower_norm(context, module)
         if norm is not None:
             trunk.set_submodule(path, norm)
-        elif is_of_patches(module):
+        elif is_of_patches(module) and not _is_in_list(trunk, path):
             trunk.set_submodule(path, Patches(context, f"{prefix}{path}", module))
+
+
+def _is_in_list(trunk: nn.Module, path: str) -> bool:
+    return isinstance(trunk.get_submodule(path.rpartition(".")[0]), nn.ModuleList)
 
 
 def skip_unseen(encoder: nn.Module, config: Any) -> None:

@@ -14,7 +14,7 @@ without. Source: Dots Studio, Dots3 Note, 2026, as transformers has it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from msgspec import structs
@@ -49,6 +49,7 @@ from dovetail_plugins.model_types.dots3_note import (
     packs,
     ropes,
 )
+from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models._moe import sigmoid_rule
 from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.deepseek import (
@@ -62,6 +63,37 @@ from dovetail_plugins.models.deepseek import (
 
 SOUND = "audio_"
 """The beginning of the names of the sound encoder's parts."""
+RELEASED = (
+    ("vision_encoder.", "encoder.vision_tower."),
+    ("audio_encoder.audio_adapter.", "encoder.audio_tower.adapter."),
+    ("audio_encoder.dots_encoder.speech_encoder.", "encoder.audio_tower."),
+)
+SIGHT_RENAMES = (
+    ("post_trunk_norm.", "norm."),
+    ("adapter.", "merger."),
+    (".norm_1.", ".norm1."),
+    (".norm_2.", ".norm2."),
+    (".fc1.", ".gate_proj."),
+    (".fc2.", ".down_proj."),
+    (".fc3.", ".up_proj."),
+    (".gate_weight", ".gate.weight"),
+    (".router_bias", ".e_score_correction_bias"),
+)
+SOUND_RENAMES = (
+    (".fc1.", ".mlp.gate_up_proj."),
+    (".fc2.", ".mlp.down_proj."),
+    ("adapter.proj.0.", "adapter.norm."),
+    ("adapter.proj.1.", "adapter.fc1."),
+    ("adapter.proj.3.", "adapter.fc2."),
+    ("conv2d1.", "conv_stem.convs.0."),
+    ("conv2d2.", "conv_stem.convs.1."),
+    ("conv2d3.", "conv_stem.convs.2."),
+    ("conv_out.", "conv_stem.conv_out."),
+    (".out_proj.", ".o_proj."),
+    (".self_attn_layer_norm.", ".input_layernorm."),
+    (".final_layer_norm.", ".post_attention_layernorm."),
+)
+"""Names of released checkpoints, and of transformers: the encoders, and within each."""
 
 
 class GatedLatents(PackedLatents):
@@ -234,10 +266,23 @@ class Dots3NoteForCausalLM(DeepseekV32ForCausalLM):
         return replace(usual, ignored=(*usual.ignored, SOUND, "mtp.", after))
 
 
-class Dots3NoteForConditionalGeneration(Dots3NoteForCausalLM):
-    """The text part of Dots3 Note with its head."""
+class Dots3NoteForConditionalGeneration(MediaModel):
+    """Dots3 Note as it is released: an encoder with experts for images, and one for sound."""
 
-    info = Info(
-        summary="the text part of Dots3 Note",
-        source="https://huggingface.co/dots-studio/dots3-note-prev",
-    )
+    info = Info(summary="Dots3 Note", source="https://huggingface.co/dots-studio/dots3-note-prev")
+    text_class: ClassVar[str] = "Dots3NoteForCausalLM"
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, also the released ones of the encoders."""
+        usual = super().weight_map()
+        after = f"text.model.layers.{len(self.text.model.config.layer_types)}."
+        return replace(
+            usual,
+            prefixes=(*RELEASED, *usual.prefixes),
+            ignored=(*usual.ignored, "mtp.", after),
+            parts={
+                **usual.parts,
+                "encoder.vision_tower.": WeightMap(renames=SIGHT_RENAMES),
+                "encoder.audio_tower.": WeightMap(renames=SOUND_RENAMES),
+            },
+        )

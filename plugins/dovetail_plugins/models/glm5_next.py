@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from dovetail_plugins.layers.hyper_connection import (
 from dovetail_plugins.layers.mixers.delta import ChannelDeltaMixer
 from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridLayer
 from dovetail_plugins.model_types.glm5_next import delta_sizes, layer_types
+from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models._moe import clamped, sigmoid_rule
 from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.deepseek import (
@@ -194,7 +195,7 @@ class Glm5NextModel(DeepseekModel):
         return nn.ModuleDict({FULL: Unrotated(context.device)})
 
 
-class Glm5NextForConditionalGeneration(DeepseekV3ForCausalLM):
+class Glm5NextForCausalLM(DeepseekV3ForCausalLM):
     """The text part of GLM-5-Next with its head."""
 
     info = Info(
@@ -220,3 +221,10 @@ class Glm5NextForConditionalGeneration(DeepseekV3ForCausalLM):
             renames=(*usual.renames, *RENAMES),
             parts=dict.fromkeys(learning, WeightMap(renames=(FORGETS,), fused=IN_DELTA)),
         )
+
+
+class Glm5NextForConditionalGeneration(MediaModel):
+    """GLM-5-Next as it is released: four patches to a vector before the text model."""
+
+    info = Info(summary="GLM-5-Next", source="https://huggingface.co/zai-org/GLM-5.3-Flash")
+    text_class: ClassVar[str] = "Glm5NextForCausalLM"

@@ -11,20 +11,23 @@ Source: Tencent Hunyuan Team, Hy4, 2026, as transformers has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.media import PartPlace
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.attention.latent import LatentAttention, LatentConfig
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig, latent_rope
 from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
 from dovetail.layers.linear import ColumnParallelLinear
 from dovetail.layers.linear.placement import Part
+from dovetail.layers.media import SECTIONS, SpatialRotary
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.layers.attention.indexed import IndexedAttention
 from dovetail_plugins.layers.attention.indexer import IndexerConfig
@@ -37,6 +40,7 @@ from dovetail_plugins.layers.hyper_connection import (
 )
 from dovetail_plugins.layers.mixers.recurrent import DividedVectors
 from dovetail_plugins.layers.moe import in_float32
+from dovetail_plugins.models._media import TEXT_PARTS, MediaModel
 from dovetail_plugins.models._moe import clamped, sigmoid_rule
 from dovetail_plugins.models._text_part import text_part
 from dovetail_plugins.models.deepseek import (
@@ -66,6 +70,20 @@ RENAMES = (
 that released ones have for attention's, and here."""
 DRAFTER = "model.mtp_layers."
 ENCODER = "vit."
+TOWER = "encoder.vision_tower."
+TOWER_RENAMES = (
+    (".input_layernorm.", ".layer_norm1."),
+    (".post_attention_layernorm.", ".layer_norm2."),
+    (".dense_h_to_4h.", ".fc1."),
+    (".dense_4h_to_h.", ".fc2."),
+    ("perceive.", "patch_merger."),
+    ("patch_merger.norm.", "patch_merger.before_rms."),
+    (".proj.0.", ".proj_conv."),
+    (".proj.2.", ".proj_out."),
+)
+"""The names of the encoder's parts in released checkpoints, and in transformers."""
+USUAL_SECTIONS = (12, 10, 10)
+"""How many of a head's pairs turn by time, by height and by width."""
 
 
 def streams_config(context: BuildContext) -> StreamsConfig:
@@ -236,16 +254,61 @@ class HYV4VLLayer(HYV4Layer):
         return replace(super().latent_sizes(context), norm_eps=eps)
 
 
-class HYV4VLForConditionalGeneration(HYV4ForCausalLM):
+class HYV4VLModel(HYV4Model):
+    """A decoder whose pairs turn by time, height or width, in turn."""
+
+    def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
+        """Return one rotary table for all layers, of the part that is turned."""
+        plain = latent_rope(context, int(context.model.hf_config["qk_rope_head_dim"]))
+        values = {SECTIONS: USUAL_SECTIONS, **plain.values, "mrope_interleaved": True}
+        rotary = SpatialRotary(replace(plain, values=values), context.device)
+        return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})
+
+
+class HYV4VLForCausalLM(HYV4ForCausalLM):
     """The text part of Hunyuan 4 with its head. (Text has one position a token, in all three
     directions.)"""
 
     info = Info(
         summary="the text part of Hunyuan 4 (Hy4)", source="https://huggingface.co/tencent/Hy4"
     )
+    model_class = HYV4VLModel
     layer_class = HYV4VLLayer
 
     def weight_map(self) -> WeightMap:
         """Return the names, without the encoder's."""
         usual = text_part(super().weight_map())
         return replace(usual, ignored=(*usual.ignored, ENCODER))
+
+
+class HYV4VLForConditionalGeneration(MediaModel):
+    """Hunyuan 4 as it is released: a vector ends each row of an image's patches."""
+
+    info = Info(summary="Hunyuan 4 (Hy4)", source="https://huggingface.co/tencent/Hy4")
+    text_class: ClassVar[str] = "HYV4VLForCausalLM"
+    text_parts: ClassVar[tuple[str, ...]] = (*TEXT_PARTS, "hc_head")
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, also the released ones of the encoder."""
+        usual = super().weight_map()
+        tower = WeightMap(renames=TOWER_RENAMES)
+        return replace(
+            usual,
+            prefixes=((ENCODER, TOWER), *usual.prefixes),
+            ignored=(*usual.ignored, DRAFTER),
+            parts={**usual.parts, TOWER: tower},
+        )
+
+    def prompt_positions(
+        self, num_tokens: int, parts: Sequence[PartPlace]
+    ) -> tuple[torch.Tensor, int] | None:
+        """Return the positions of a prompt, whose images' rows are one wider. Shapes: [3, N]"""
+        return super().prompt_positions(num_tokens, [_with_row_ends(part) for part in parts])
+
+
+def _with_row_ends(part: PartPlace) -> PartPlace:
+    """Return a part with a place after each row of patches."""
+    if not part.shape:
+        return part
+    times, height, width = part.shape
+    return msgspec.structs.replace(part, shape=(times, height, width + 1))

@@ -1,4 +1,5 @@
-"""MiniCPM-V 4.6: images before Qwen3.5. Those up to 2.6 are code of their checkpoints.
+"""MiniCPM-V 4.6 and MiniCPM-OCR: images before Qwen3.5. MiniCPM-V up to 2.6 is code of its
+checkpoints.
 
 Source: Yao et al. 2024, https://arxiv.org/abs/2408.01800; https://github.com/OpenBMB/MiniCPM-V
 """
@@ -19,3 +20,9 @@ class MiniCPMV4_6ForConditionalGeneration(MediaModel):
 
     def prompt_positions(self, num_tokens: int, parts: Sequence[PartPlace]) -> None:
         """Return None: images have plain positions, although Qwen3.5 has three for each."""
+
+
+class MiniCPMOcrForConditionalGeneration(MiniCPMV4_6ForConditionalGeneration):
+    """MiniCPM-OCR: four patches to a vector, so that small print stays readable."""
+
+    info = Info(summary="MiniCPM-OCR", source="https://huggingface.co/openbmb/MiniCPM-OCR-1.0")

@@ -133,3 +133,13 @@ def test_a_block_that_no_gated_product_computes_keeps_its_way(act: nn.Module, bi
 )
 def test_other_norms_are_left(other: Callable[[], nn.Module]) -> None:
     assert tower_norm(context(), numbered(other())) is None
+
+
+def test_convolutions_in_lists_keep_their_class() -> None:
+    """Parakeet masks what follows each `nn.Conv2d` of its list."""
+    listed = nn.ModuleDict(
+        {"layers": nn.ModuleList([nn.Conv2d(4, 4, 1)]), "one": nn.Conv2d(4, 4, 1)}
+    )
+    swap_rest(context(), listed, "")
+    assert type(listed.get_submodule("layers.0")) is nn.Conv2d
+    assert type(listed["one"]) is Patches
