@@ -93,7 +93,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads",
              "swa_num_key_value_heads", "num_query_groups")  # fmt: skip
 _TOKENS = {"bos": 0, "eos": 1, "pad": 2}
 _WIDTH = re.compile(r"hidden|dim|size|rank|channels|dff|inner|ffn|d_ff|vocab|window|num_buckets")
-_KEPT = re.compile(r"kernel|patch_size|image|crop|kv_shared|norm")
+_KEPT = re.compile(r"kernel|patch_size|image|crop|kv_shared|norm|^n_window|^input_dim")
 
 _PLAIN_ROPE: Json = {"rope_type": "default", "rope_theta": 1e4}
 _OWN: dict[str, Json] = {
@@ -122,6 +122,7 @@ _OWN: dict[str, Json] = {
     "dots3_note_text": {"head_dim": 16},
     "falcon_h1": {"mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
