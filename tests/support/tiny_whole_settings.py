@@ -11,17 +11,18 @@ from support.tiny_configs import Json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
-    images and sounds; `image_token` is the word for a vector, where it is not that for an image,
-    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names;
+    images, sounds and videos; `image_token` is the word for a vector, where it is not that for an image,
+    `tokens` are the words of a token id or of a list of these, and `words` those of a tokenizer's own names;
     `like` is the type whose processor it has, "" for its own."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
-    tokens: dict[str, list[str]] = field(default_factory=dict)
+    tokens: dict[str, list[str] | str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     processor: Json = field(default_factory=dict)
     pictures: Json = field(default_factory=dict)
     sounds: Json = field(default_factory=dict)
+    videos: Json = field(default_factory=dict)
     like: str = ""
 
 
@@ -204,11 +205,16 @@ OWN: dict[str, Own] = {
     "cohere_compass": Own(
         words={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
         config={"vision_config": {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}},
+        pictures={"patch_size": 16},
     ),
     "deepseek_ocr2": Own(
-        config={"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}},
+        config={
+            "text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+            "vision_config": {"sam_config": {"downsample_channels": [32, 32]}},
+        },
     ),
     "ernie4_5_vl_moe": Own(
+        videos={"draw_on_frames": False},
         config={
             "text_config": {
                 "moe_intermediate_size": [16, 16],
@@ -231,7 +237,7 @@ OWN: dict[str, Own] = {
         config={
             "vision_config": {
                 "hidden_size": 2048,
-                "model_args": {"channel_multiplier": 0.1, "depth_multiplier": 0.1},
+                "model_args": {"channel_multiplier": 0.1},
             }
         },
     ),
@@ -243,13 +249,15 @@ OWN: dict[str, Own] = {
             "deepstack_layer_map": [[-1, 0], [-2, 1]],
             "spatial_target_layers": [0, 1, 0, 1],
         },
-        processor={"patch_size": 14},
+        processor={"patch_size": 14, "downsample_rate": "1/2"},
         pictures={
             "size": _SQUARE, "image_grid_pinpoints": [[56, 112], [112, 56]], "crop_size": _SQUARE
         },
     ),
-    "granite_speech": Own(config={"encoder_config": {"input_dim": 160}}),
-    "hunyuan_vl": Own(config={"text_config": {"head_dim": 8}}),
+    "granite_speech": Own(config={"window_size": 15}),
+    "hunyuan_vl": Own(
+        config={"text_config": {"head_dim": 8, "rope_parameters": {**_SPATIAL, "mrope_section": [1, 1, 1, 1]}}}
+    ),
     "lfm3_vl": Own(pictures={"patch_size": 16}),
     "mistral_large4": Own(processor={"patch_size": 14, "spatial_merge_size": 2}),
     "mllama": Own(
@@ -264,7 +272,7 @@ OWN: dict[str, Own] = {
         },
         pictures={"size": _SQUARE},
     ),
-    "molmo2": Own(),
+    "molmo2": Own(tokens={"image_patch_id": "<im_patch>"}),
     "moss_transcribe_diarize": Own(config={"audio_config": {"max_source_positions": 1500}}),
     **dict.fromkeys(("muse_glimmer", "muse_spark"), Own(config={"out_hidden_size": 128})),
     "step3p7": Own(
@@ -283,16 +291,11 @@ OWN: dict[str, Own] = {
     "unlimited_ocr": Own(config={"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}}),
     "qwen2_5_omni": Own(
         config={
-            "token2wav_config": {
-                "dit_config": {"enc_channels": [16] * 5, "num_embeds": 64},
-                "bigvgan_config": {"upsample_initial_channel": 64},
-            },
+            "enable_audio_output": False,
             "thinker_config": {"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}},
         }
     ),
-    "qwen3_omni_moe": Own(
-        config={"talker_config": {"text_config": {"shared_expert_intermediate_size": 48}}}
-    ),
+    "qwen3_omni_moe": Own(config={"enable_audio_output": False}),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
 }
 """Model type -> its own settings."""

@@ -103,7 +103,8 @@ def _tokenizer(folder: Path, processor: type[Any], own: Own) -> Any:
         if one.__module__.startswith("transformers.models.")
     )
     names = {a or b for a, b in ATTRIBUTE.findall(source)}
-    words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*own.tokens.values())))
+    listed = [[one] if isinstance(one, str) else one for one in own.tokens.values()]
+    words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*listed)))
     named = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
     named |= own.words
     write_tiny_tokenizer(folder, chat_template=TEMPLATE)
@@ -145,7 +146,7 @@ def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> An
         elif name == VIDEO_PART and HAS_TORCHVISION:
             named = VIDEO_PROCESSOR_MAPPING_NAMES[model_type]
             found = named if isinstance(named, str) else next(iter(named.values()))
-            parts[name] = getattr(transformers, found)()
+            parts[name] = getattr(transformers, found)(**own.videos)
         elif name in ("feature_extractor", "audio_processor"):
             found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, "WhisperFeatureExtractor")
             parts[name] = getattr(transformers, found)(**own.sounds)
