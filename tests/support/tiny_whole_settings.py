@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.tiny_configs import Json
 
 
@@ -238,7 +239,9 @@ OWN: dict[str, Own] = {
             "vision_config": {
                 "hidden_size": 2048,
                 "model_args": {"channel_multiplier": 0.1},
-            }
+                "vocab_offset": VOCAB_SIZE,
+            },
+            "audio_config": {"vocab_offset": VOCAB_SIZE + 128},
         },
     ),
     "granite4_vision": Own(
@@ -254,7 +257,7 @@ OWN: dict[str, Own] = {
             "size": _SQUARE, "image_grid_pinpoints": [[56, 112], [112, 56]], "crop_size": _SQUARE
         },
     ),
-    "granite_speech": Own(config={"window_size": 15}),
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), Own(config={"window_size": 15})),
     "hunyuan_vl": Own(
         config={"text_config": {"head_dim": 8, "rope_parameters": {**_SPATIAL, "mrope_section": [1, 1, 1, 1]}}}
     ),
@@ -295,7 +298,13 @@ OWN: dict[str, Own] = {
             "thinker_config": {"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}},
         }
     ),
-    "qwen3_omni_moe": Own(config={"enable_audio_output": False}),
+    "qwen3_omni_moe": Own(
+        config={
+            "enable_audio_output": False,
+            "thinker_config": {"vision_start_token_id": 3, "vision_end_token_id": 3},
+        },
+        words={"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+    ),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
 }
 """Model type -> its own settings."""

@@ -75,6 +75,8 @@ def _write(folder: Path, model_type: str, architecture: str, *, is_bare: bool) -
         model = kind(config)
     randomize(model, seed=len(model_type))
     model.save_pretrained(folder)
+    if "load_speakers" in vars(kind):
+        torch.save({}, folder / "spk_dict.pt")  # no voices: it writes text alone
     if not is_bare:
         processor.save_pretrained(folder)
     return folder
@@ -182,7 +184,7 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
     parts = [one for one in vars(config).values() if hasattr(one, "to_dict")]
     for holder, name in [(one, name) for one in (config, *parts) for name in list(vars(one))]:
         found = re.fullmatch(r"(\w+_token)_(id|index)", name)
-        word = found and getattr(processor, found[1], None)
+        word = found and (getattr(processor, found[1], None) or own.words.get(found[1]))
         if own.image_token and found and found[1] == "image_token":
             word = own.image_token
         if isinstance(word, str):

@@ -129,7 +129,7 @@ class Trial:
         """Raises: ConfigError if the text model receives vectors other than the encoder's at media
         positions and the token table's elsewhere."""
         given = recording.given.get("inputs_embeds")
-        rows = torch.cat([one.flatten(0, -2) for one in recording.vectors])
+        rows = _rows(recording.vectors, places)
         if given is None or given.shape[1] != len(places):
             raise ConfigError(f"it does not put the vectors of {kind}s at places of the prompt.")
         same = [one for one in recording.embedded if one.shape == given.shape]
@@ -178,6 +178,16 @@ class Trial:
     @property
     def _merged(self) -> int:
         return int((self._config.get("vision_config") or {}).get("spatial_merge_size") or 1)
+
+
+def _rows(vectors: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+    """Return the vectors of all media in a row, without those that pad a medium to the longest.
+    Shapes: vectors each [.., E] -> [rows, E]"""
+    rows = torch.cat([one.flatten(0, -2) for one in vectors])
+    lengths = [sum(1 for _ in run) for is_media, run in groupby(places.tolist()) if is_media]
+    each = list(vectors[0]) if len(vectors) == 1 and vectors[0].dim() == 3 else []
+    is_padded = len(each) == len(lengths) and len(rows) > sum(lengths)
+    return torch.cat([a[:n] for a, n in zip(each, lengths, strict=True)]) if is_padded else rows
 
 
 def _feature(kind: str, calls: Sequence[dict[str, Any]], inputs: Mapping[str, Any]) -> Feature:
@@ -277,6 +287,8 @@ def _listening(
 def vectors_of(output: Any) -> list[torch.Tensor]:
     """Return the vectors that a method of transformers' models gives. Shapes: each [.., E]"""
     found = getattr(output, "pooler_output", output)
+    if found is None:
+        raise ConfigError("its encoder makes no one list of vectors for the places of the prompt.")
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
