@@ -46,6 +46,8 @@ _GLM = Own(
         "image_end_token": "<|end_of_image|>",
     },
 )
+_OMNI_STARTS = {"vision_start_token_id": 3, "vision_end_token_id": 3}
+_OMNI_WORDS = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
 _WHISPER = Own(
     config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
 )
@@ -241,7 +243,7 @@ OWN: dict[str, Own] = {
                 "model_args": {"channel_multiplier": 0.1},
                 "vocab_offset": VOCAB_SIZE,
             },
-            "audio_config": {"vocab_offset": VOCAB_SIZE + 128},
+            "audio_config": {"vocab_offset": VOCAB_SIZE + 128, "input_feat_size": 128},
         },
     ),
     "granite4_vision": Own(
@@ -295,16 +297,25 @@ OWN: dict[str, Own] = {
     "qwen2_5_omni": Own(
         config={
             "enable_audio_output": False,
-            "thinker_config": {"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}},
-        }
+            "thinker_config": {
+                **_OMNI_STARTS,
+                **_SPATIAL_TEXT,
+                "vision_config": {"window_size": 112, "fullatt_block_indexes": [1]},
+            },
+        },
+        words=_OMNI_WORDS,
     ),
     "qwen3_omni_moe": Own(
         config={
             "enable_audio_output": False,
-            "thinker_config": {"vision_start_token_id": 3, "vision_end_token_id": 3},
+            "thinker_config": {**_OMNI_STARTS, "text_config": {"rope_parameters": {**_SPATIAL, "mrope_interleaved": True}}},
         },
-        words={"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"},
+        words=_OMNI_WORDS,
+        pictures={"patch_size": 16},
+        sounds={"feature_size": 128},
     ),
+    "llama4": Own(config={"vision_config": {"image_size": 336}}),
+    "qianfan_ocr": Own(pictures={"size": {"height": 448, "width": 448}}),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
 }
 """Model type -> its own settings."""

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -323,8 +323,10 @@ def _read_together(
     if not isinstance(place, str):
         raise ConfigError(f"its processor has no word for an {kind}.")
     failure: ValueError | None = None
-    for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
-        text = " b ".join(["a", *[place] * count, "c"])
+    start, end = (getattr(processor, f"{kind}_{one}_token", "") for one in ("start", "end"))
+    counts = ((media, len(media)), ([media], len(media)), (media[:1], 1))
+    for word, (given, count) in product((place, f"{start}{place}{end}"), counts):
+        text = " b ".join(["a", *[word] * count, "c"])
         try:
             output: Mapping[str, Any] = processor(
                 text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
