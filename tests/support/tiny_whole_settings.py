@@ -304,6 +304,7 @@ OWN: dict[str, Own] = {
             },
         },
         words=_OMNI_WORDS,
+        sounds={"feature_size": 128},
     ),
     "qwen3_omni_moe": Own(
         config={
@@ -314,7 +315,10 @@ OWN: dict[str, Own] = {
         pictures={"patch_size": 16},
         sounds={"feature_size": 128},
     ),
-    "llama4": Own(config={"vision_config": {"image_size": 336}}),
+    "llama4": Own(
+        config={"vision_config": {"image_size": 336, "intermediate_size": 128}},
+        image_token="<|patch|>",
+    ),
     "qianfan_ocr": Own(pictures={"size": {"height": 448, "width": 448}}),
     "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
 }

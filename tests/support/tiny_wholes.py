@@ -19,7 +19,7 @@ from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
-from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
+from support.tiny_configs import MOST_PARAMETERS, SAVED_AS_NAMED, Json, tiny_config
 from support.tiny_whole_settings import OWN, Own
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
 
@@ -74,7 +74,7 @@ def _write(folder: Path, model_type: str, architecture: str, *, is_bare: bool) -
         torch.manual_seed(len(model_type))
         model = kind(config)
     randomize(model, seed=len(model_type))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=model_type not in SAVED_AS_NAMED)
     if "load_speakers" in vars(kind):
         torch.save({}, folder / "spk_dict.pt")  # no voices: it writes text alone
     if not is_bare:

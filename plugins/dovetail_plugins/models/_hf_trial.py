@@ -319,7 +319,8 @@ def _read_together(
 
     Raises: ConfigError if it has no placeholder for the kind; whatever the processor raises
     """
-    place = getattr(processor, f"{kind}_token", None)
+    names = (f"{kind}_placeholder_token", f"{kind}_token")
+    place = next((word for word in (getattr(processor, n, None) for n in names) if word), None)
     if not isinstance(place, str):
         raise ConfigError(f"its processor has no word for an {kind}.")
     failure: ValueError | None = None
