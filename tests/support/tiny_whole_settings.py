@@ -243,7 +243,7 @@ OWN: dict[str, Own] = {
                 "model_args": {"channel_multiplier": 0.1},
                 "vocab_offset": VOCAB_SIZE,
             },
-            "audio_config": {"vocab_offset": VOCAB_SIZE + 128, "input_feat_size": 128},
+            "audio_config": {"vocab_offset": VOCAB_SIZE + 3, "input_feat_size": 128},
         },
     ),
     "granite4_vision": Own(

@@ -58,10 +58,11 @@ def as_served(raw: Json) -> Json:
     is served, no other one is known, or it only drafts for another model. Raises: ConfigError"""
     names = raw.get("architectures")
     names = [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
-    if not names or is_known(names[0]) or method_for(raw) != WHOLE_MODEL:
+    published = PUBLISHED.get(names[0]) if names else None
+    is_own = bool(names) and published is None and is_known(names[0])
+    if not names or is_own or method_for(raw) != WHOLE_MODEL:
         return raw
     own, *others = names
-    published = PUBLISHED.get(own)
     if published is not None:
         return _read(raw, own, published)
     code = raw.get("auto_map")
