@@ -96,7 +96,9 @@ def _read(raw: Json, own: str, published: Published) -> Json:
         "renames": [list(pair) for pair in published.renames],
         "ignored": list(published.ignored),
     }
-    return {**config, NAMES: names}
+    text = config.get("text_config")
+    parts = {"text_config": {**text, NAMES: names}} if isinstance(text, dict) else {}
+    return {**config, **parts, NAMES: names}  # the loader reads the text model's config
 
 
 @cache
