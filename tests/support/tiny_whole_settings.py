@@ -226,6 +226,7 @@ OWN: dict[str, Own] = {
         },
     ),
     "florence2": Own(
+        pictures={"image_seq_length": 577},
         config={
             "vision_config": {
                 "depths": [1, 1, 1, 1],

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby, product
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -319,15 +319,14 @@ def _read_together(
 
     Raises: ConfigError if it has no placeholder for the kind; whatever the processor raises
     """
-    names = (f"{kind}_placeholder_token", f"{kind}_token")
-    place = next((word for word in (getattr(processor, n, None) for n in names) if word), None)
+    place = getattr(processor, f"{kind}_token", None)
     if not isinstance(place, str):
         raise ConfigError(f"its processor has no word for an {kind}.")
+    if getattr(processor, f"{kind}_placeholder_token", place) != place:
+        raise ConfigError(f"its processor's word for an {kind} is no token of its vectors.")
     failure: ValueError | None = None
-    start, end = (getattr(processor, f"{kind}_{one}_token", "") for one in ("start", "end"))
-    counts = ((media, len(media)), ([media], len(media)), (media[:1], 1))
-    for word, (given, count) in product((place, f"{start}{place}{end}"), counts):
-        text = " b ".join(["a", *[word] * count, "c"])
+    for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
+        text = " b ".join(["a", *[place] * count, "c"])
         try:
             output: Mapping[str, Any] = processor(
                 text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
