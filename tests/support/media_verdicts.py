@@ -15,8 +15,8 @@ from dovetail.config.checkpoint.media_tokens import PLAIN_KINDS
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.llm.llm import LLM
-from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail.multimodal.processors import ARGUMENTS, load_processor, rate_of
+from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.verdicts import BACKED, NATIVE, REFUSED, WRONG, Verdict, promise_of
 
 BACKED_BY = "transformers_media"

@@ -75,7 +75,7 @@ OWN: dict[str, Own] = {
     "deepseek_vl_hybrid": Own(
         config={
             "vision_config": {"image_size": 384},
-            "high_res_vision_config": {"image_size": 1024},
+            "high_res_vision_config": {"image_size": 1024, "global_attn_indexes": [1]},
         },
     ),
     "cohere2_vision": Own(
@@ -225,8 +225,47 @@ OWN: dict[str, Own] = {
             }
         },
     ),
+    "chameleon": Own(
+        config={"vq_config": {"num_embeddings": 16, "resolution": 64}},
+        tokens={
+            "vocabulary_map": [
+                "<image>",
+                *(f"IMGIMG{'AB'[n // 10]}{'ABCDEFGHIJ'[n % 10]}Z" for n in range(16)),
+            ]
+        },
+        words={"image_token": "<image>"},
+        processor={"image_seq_length": 16},
+        pictures={"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}},
+    ),
+    "emu3": Own(
+        config={"vq_config": {"hidden_size": 128}},
+        tokens={
+            "vocabulary_map": [
+                *("<image>", "<|extra_200|>"),
+                *(f"<|visual token {n:06d}|>" for n in range(32)),
+            ]
+        },
+        words={"image_token": "<image>"},
+    ),
+    "perception_lm": Own(
+        config={
+            "projector_pooling_ratio": 2,
+            "vision_config": {
+                "architecture": "vit_pe_lang_large_patch14_448",
+                "model_args": {
+                    "embed_dim": 32,
+                    "depth": 2,
+                    "num_heads": 4,
+                    "img_size": [56, 56],
+                    "ref_feat_shape": [4, 4],
+                },
+            },
+        },
+        processor={"patch_size": 14},
+        pictures={"tile_size": 56},
+    ),
     "florence2": Own(
-        pictures={"image_seq_length": 577},
+        pictures={"image_seq_length": 50},
         config={
             "vision_config": {
                 "depths": [1, 1, 1, 1],
@@ -257,12 +296,19 @@ OWN: dict[str, Own] = {
         },
         processor={"patch_size": 14, "downsample_rate": "1/2"},
         pictures={
-            "size": _SQUARE, "image_grid_pinpoints": [[56, 112], [112, 56]], "crop_size": _SQUARE
+            "size": _SQUARE,
+            "image_grid_pinpoints": [[56, 112], [112, 56]],
+            "crop_size": _SQUARE,
         },
     ),
     **dict.fromkeys(("granite_speech", "granite_speech_plus"), Own(config={"window_size": 15})),
     "hunyuan_vl": Own(
-        config={"text_config": {"head_dim": 8, "rope_parameters": {**_SPATIAL, "mrope_section": [1, 1, 1, 1]}}}
+        config={
+            "text_config": {
+                "head_dim": 8,
+                "rope_parameters": {**_SPATIAL, "mrope_section": [1, 1, 1, 1]},
+            }
+        }
     ),
     "lfm3_vl": Own(pictures={"patch_size": 16}),
     "mistral_large4": Own(processor={"patch_size": 14, "spatial_merge_size": 2}),
@@ -294,7 +340,9 @@ OWN: dict[str, Own] = {
             }
         },
     ),
-    "unlimited_ocr": Own(config={"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}}),
+    "unlimited_ocr": Own(
+        config={"vision_config": {"sam_config": {"downsample_channels": [32, 32]}}}
+    ),
     "qwen2_5_omni": Own(
         config={
             "enable_audio_output": False,
@@ -310,7 +358,10 @@ OWN: dict[str, Own] = {
     "qwen3_omni_moe": Own(
         config={
             "enable_audio_output": False,
-            "thinker_config": {**_OMNI_STARTS, "text_config": {"rope_parameters": {**_SPATIAL, "mrope_interleaved": True}}},
+            "thinker_config": {
+                **_OMNI_STARTS,
+                "text_config": {"rope_parameters": {**_SPATIAL, "mrope_interleaved": True}},
+            },
         },
         words=_OMNI_WORDS,
         pictures={"patch_size": 16},

@@ -20,8 +20,8 @@ from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
 from support.tiny_configs import MOST_PARAMETERS, SAVED_AS_NAMED, Json, tiny_config
-from support.tiny_whole_settings import OWN, Own
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
+from support.tiny_whole_settings import OWN, Own
 
 WORD = re.compile(r"""["'](<[^"'\s{}]{2,40}>|\[[A-Z_]+\])["']""")
 """A special token in a processor's source."""
@@ -176,7 +176,9 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
     """Give a config the processor's tokens, a vocabulary with them, and a long context. Mutates:
     config"""
     known = processor.tokenizer.convert_tokens_to_ids
-    for one in {id(c): c for c in (config, config.get_text_config())}.values():
+    ends = [vars(config)[name] for name in ("encoder", "decoder") if name in vars(config)]
+    texts = (config, *(one.get_text_config() for one in (config, *ends)))
+    for one in {id(c): c for c in texts}.values():
         if hasattr(one, "vocab_size"):
             one.vocab_size = vocab_size
         if hasattr(one, "max_position_embeddings"):
@@ -190,4 +192,5 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
         if isinstance(word, str):
             setattr(holder, name, known(word))
     for name, words in own.tokens.items():
-        setattr(config, name, known(words))
+        ids = known(words)
+        setattr(config, name, dict(zip(words, ids, strict=True)) if name.endswith("_map") else ids)

@@ -161,9 +161,7 @@ _OMNI = _behind("thinker_config", "thinker.", "talker.", "token2wav.", "code2wav
 """The part that writes text, of images and sound, too; those that speak are left out."""
 WHOLES: dict[str, Published] = {
     # Qwen/Qwen2.5-Omni-7B, Qwen/Qwen3-Omni-30B-A3B-Instruct
-    **dict.fromkeys(
-        ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), _OMNI
-    ),
+    **dict.fromkeys(("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), _OMNI),
     "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     # OpenGVLab/InternVL2_5-8B, InternVL3-8B, InternVL3_5-8B and models of the same code
     **dict.fromkeys(("InternVLChatModel", "H2OVLChatModel", "SkyworkR1VChatModel"), _INTERNVL),
