@@ -12,9 +12,9 @@ from support.tiny_configs import Json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """What a type's parts must agree on: settings of its config, of the processor, and of those of
-    images, sounds and videos; `image_token` is the word for a vector, where it is not that for an image,
-    `tokens` are the words of a token id or of a list of these, and `words` those of a tokenizer's own names;
-    `like` is the type whose processor it has, "" for its own."""
+    images, sounds and videos; `image_token` is the word for a vector, where it is not that for an
+    image, `tokens` are the words of a token id, of a list or of a map of these, and `words` those
+    of a tokenizer's own names; `like` is the type whose processor it has, "" for its own."""
 
     config: Json = field(default_factory=dict)
     image_token: str | None = None
@@ -239,6 +239,7 @@ OWN: dict[str, Own] = {
     ),
     "emu3": Own(
         config={"vq_config": {"hidden_size": 128}},
+        pictures={"min_pixels": 64 * 64, "max_pixels": 96 * 96},
         tokens={
             "vocabulary_map": [
                 *("<image>", "<|extra_200|>"),
@@ -333,10 +334,10 @@ OWN: dict[str, Own] = {
                 "layer_types": ["full_attention", "sliding_attention", "full_attention"],
                 "sliding_window": 6,
                 "num_sliding_attention_heads": 4,
-                "rope_parameters": dict.fromkeys(
-                    ("full_attention", "sliding_attention"),
-                    {"rope_type": "default", "rope_theta": 1e4},
-                ),
+                "rope_parameters": {
+                    kind: {"rope_type": "default", "rope_theta": 1e4}
+                    for kind in ("full_attention", "sliding_attention")
+                },
             }
         },
     ),
