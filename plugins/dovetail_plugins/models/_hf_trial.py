@@ -129,7 +129,7 @@ class Trial:
         """Raises: ConfigError if the text model receives vectors other than the encoder's at media
         positions and the token table's elsewhere."""
         given = recording.given.get("inputs_embeds")
-        rows = _rows(recording.vectors, places)
+        rows = rows_of(recording.vectors, places)
         if given is None or given.shape[1] != len(places):
             raise ConfigError(f"it does not put the vectors of {kind}s at places of the prompt.")
         same = [one for one in recording.embedded if one.shape == given.shape]
@@ -180,7 +180,7 @@ class Trial:
         return int((self._config.get("vision_config") or {}).get("spatial_merge_size") or 1)
 
 
-def _rows(vectors: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+def rows_of(vectors: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
     """Return the vectors of all media in a row, without those that pad a medium to the longest.
     Shapes: vectors each [.., E] -> [rows, E]"""
     rows = torch.cat([one.flatten(0, -2) for one in vectors])

@@ -72,11 +72,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         places = tuple(sorted((dict(plain) | stored).items(), key=lambda pair: -len(pair[0])))
         return WeightMap(
             prefixes=places,
-            renames=tuple(
-                (old, new)
-                for old, new in self.renamings
-                if old[0] != "^" and not (old in new and any(old in name for name in self._starts))
-            ),  # one that has its old text in the new would run again on a name that is done
+            renames=tuple((old, new) for old, new in self.renamings if old[0] != "^"),
             ignored=(*IGNORED, *self._idle),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
