@@ -2,7 +2,8 @@
 of them is served, under the text model's own names.
 
 transformers has no class for these, so nothing reads their images; where the same model is also
-published in transformers' layout, that one is served with them.
+published in transformers' layout, that one is served with them. Of Qwen Omni, the part that writes
+text is served with images and sound.
 Sources: config.json and the tensor names of the checkpoints on the Hugging Face Hub that each entry
 names.
 """
