@@ -144,7 +144,10 @@ def greedy_by_transformers(
                 raise
             asked.remove((text, medium, media))  # it takes one for each text
             continue
-        inputs = {n: v.float() if v.is_floating_point() else v for n, v in inputs.items()}
+        inputs = {
+            n: v.float() if torch.is_tensor(v) and v.is_floating_point() else v
+            for n, v in inputs.items()
+        }
         start = inputs["input_ids"].shape[1]
         ids = model.generate(**inputs, **options)[0]
         drawn.append(ids[start:].tolist())

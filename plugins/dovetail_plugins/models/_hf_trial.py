@@ -256,7 +256,8 @@ def _listening(
         bound = taken.bind(*args, **kwargs)
         call = dict(bound.arguments)
         call.update(call.pop("kwargs", {}))
-        output = method(*args, **kwargs)
+        with _hidden(base, text):
+            output = method(*args, **kwargs)
         _fill(output)
         recording.arguments.append(call)
         recording.vectors.extend(vectors_of(output))
@@ -282,6 +283,24 @@ def _listening(
         del vars(base)[name]
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _hidden(base: nn.Module, text: nn.Module) -> Iterator[None]:
+    """Take the text model out of a model inside a with block: an encoder is served without it.
+    Raises: ConfigError for one that reads it"""
+    parts = dict(base._modules)
+    name = next(name for name, part in parts.items() if part is text)
+    del base._modules[name]
+    try:
+        yield
+    except AttributeError as error:
+        if f"'{name}'" not in str(error):
+            raise
+        raise ConfigError("its encoder reads its text model.") from error
+    finally:
+        base._modules.clear()
+        base._modules.update(parts)
 
 
 def vectors_of(output: Any) -> list[torch.Tensor]:
