@@ -342,7 +342,9 @@ def _read_together(
     if not isinstance(place, str):
         raise ConfigError(f"its processor has no word for an {kind}.")
     if getattr(processor, f"{kind}_placeholder_token", place) != place:
-        raise ConfigError(f"its processor's word for an {kind} is no token of its vectors.")
+        raise ConfigError(
+            f"its processor has another word for an {kind} than the token of its vectors."
+        )
     failure: ValueError | None = None
     for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
         text = " b ".join(["a", *[place] * count, "c"])
