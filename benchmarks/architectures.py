@@ -170,7 +170,7 @@ def main() -> int:
     """Run what is left; return 1 where something was wrong or crashed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model_type", nargs="*", help="these alone, whether done or not")
-    parser.add_argument("--again", action="store_true", help="forget what is done")
+    parser.add_argument("--again", action="store_true", help="all, whether done or not")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so long; 0: never")
     parser.add_argument("--media", action="store_true", help="those that take images or sound")
     parser.add_argument("--page", type=Path, help="file of the results, where not the reference's")
@@ -184,7 +184,7 @@ def main() -> int:
     known = media_names() if args.media else names()
     page = args.page or (MEDIA_PAGE if args.media else PAGE)
     found = read(page, transformers.__version__)
-    if args.again:
+    if args.again and not args.model_type:
         found["results"] = {}
     left = args.model_type or [name for name in known if name not in found["results"]]
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")

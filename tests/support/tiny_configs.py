@@ -93,7 +93,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads",
              "swa_num_key_value_heads", "num_query_groups")  # fmt: skip
 _TOKENS = {"bos": 0, "eos": 1, "pad": 2}
 _WIDTH = re.compile(r"hidden|dim|size|rank|channels|dff|inner|ffn|d_ff|vocab|window|num_buckets")
-_KEPT = re.compile(r"kernel|patch_size|image|crop|kv_shared|norm")
+_KEPT = re.compile(r"kernel|patch_size|image|crop|kv_shared|norm|^n_window|^input_dim")
 
 _PLAIN_ROPE: Json = {"rope_type": "default", "rope_theta": 1e4}
 _OWN: dict[str, Json] = {
@@ -122,6 +122,7 @@ _OWN: dict[str, Json] = {
     "dots3_note_text": {"head_dim": 16},
     "falcon_h1": {"mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
@@ -165,7 +166,7 @@ _OWN: dict[str, Json] = {
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [2]},
 }
 """Model type -> fields that its own rules ask for, laid over the shrunk ones."""
-_SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr", "shieldgemma2")
+SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr", "shieldgemma2")
 """Types whose checkpoints transformers reads but does not write: what it renames back are names
 that no published checkpoint has (`blocks` for the `layers` of the text part)."""
 
@@ -219,7 +220,7 @@ def _write(folder: Path, model_type: str, make: Any, overrides: Json) -> Path:
             torch.manual_seed(len(model_type))
             model = make(config)
             _stir(model)
-            model.save_pretrained(folder, save_original_format=model_type not in _SAVED_AS_NAMED)
+            model.save_pretrained(folder, save_original_format=model_type not in SAVED_AS_NAMED)
     except Exception as error:  # whatever transformers' own class raises
         raise ConfigError(f"no small checkpoint of {model_type}: {_told(error)}") from error
     write_tiny_tokenizer(folder)

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import json
 import re
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,9 @@ from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
-from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
+from support.tiny_configs import MOST_PARAMETERS, SAVED_AS_NAMED, Json, tiny_config
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
+from support.tiny_whole_settings import OWN, Own
 
 WORD = re.compile(r"""["'](<[^"'\s{}]{2,40}>|\[[A-Z_]+\])["']""")
 """A special token in a processor's source."""
@@ -32,221 +32,6 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 POSITIONS = 8192
 USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 """Starts of the names of what any tokenizer has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """What a type's parts must agree on: settings of its config, of the processor, and of those of
-    images and sounds; `image_token` is the word for a vector, where it is not that for an image,
-    `tokens` are the words of a list of token ids, and `words` those of a tokenizer's own names;
-    `hears` is the class that reads sounds, where transformers lists none, and `like` the type whose
-    processor it has, "" for its own."""
-
-    config: Json = field(default_factory=dict)
-    image_token: str | None = None
-    tokens: dict[str, list[str]] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
-    processor: Json = field(default_factory=dict)
-    pictures: Json = field(default_factory=dict)
-    sounds: Json = field(default_factory=dict)
-    hears: str = "WhisperFeatureExtractor"
-    like: str = ""
-
-
-_SQUARE = {"height": 56, "width": 56}
-_SPATIAL = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-_SPATIAL_TEXT = {"text_config": {"rope_parameters": _SPATIAL}}
-_GLM = Own(
-    config={
-        "text_config": {
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "rope_parameters": {**_SPATIAL, "partial_rotary_factor": 0.5},
-        },
-        "vision_config": {"hidden_size": 16, "num_heads": 2},
-    },
-    words={
-        "image_token": "<|image|>",
-        "video_token": "<|video|>",
-        "image_start_token": "<|begin_of_image|>",
-        "image_end_token": "<|end_of_image|>",
-    },
-)
-_WHISPER = Own(
-    config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
-)
-_WINDOWED = Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}})
-OWN: dict[str, Own] = {
-    "aria": Own(
-        config={"vision_config": {"image_size": 490, "patch_size": 14}},
-        pictures={"max_image_size": 490},
-    ),
-    "audioflamingo3": Own(
-        config={"audio_config": {"max_source_positions": 50, "num_mel_bins": 16}},
-        sounds={"feature_size": 16, "chunk_length": 1},
-    ),
-    "aya_vision": Own(
-        config={"vision_config": {"image_size": 56}},
-        image_token="<|IMG_PATCH|>",
-        processor={"img_size": 56},
-        pictures={"size": _SQUARE},
-    ),
-    "deepseek_vl": Own(
-        config={"vision_config": {"image_size": 64}},
-        processor={"num_image_tokens": 16},
-        pictures={"size": {"height": 64, "width": 64}},
-    ),
-    "deepseek_vl_hybrid": Own(
-        config={
-            "vision_config": {"image_size": 384},
-            "high_res_vision_config": {"image_size": 1024},
-        },
-    ),
-    "cohere2_vision": Own(
-        config={"vision_config": {"image_size": 512, "patch_size": 16}, "downsample_factor": 2},
-    ),
-    "dots3_note": Own(
-        config={"audio_config": {"feature_size": 128, "conv_output_size": 512}},
-        pictures={"temporal_patch_size": 1},
-    ),
-    "exaone4_5": _WINDOWED,
-    **dict.fromkeys(("glm4v", "glm46v"), _GLM),
-    "glm4v_moe": replace(_GLM, like="glm4v"),
-    "glm_ocr": replace(_GLM, like="glm46v"),
-    "janus": Own(
-        config={"vision_config": {"image_size": 64, "num_image_tokens": 16}},
-        processor={"num_image_tokens": 16},
-        pictures={"size": {"height": 64, "width": 64}},
-        words={
-            "image_token": "<image_placeholder>",
-            "boi_token": "<begin_of_image>",
-            "eoi_token": "<end_of_image>",
-        },
-    ),
-    "kimi_k25": Own(
-        config={
-            "text_config": {"num_nextn_predict_layers": 0},
-            "vision_config": {
-                "hidden_size": 16,
-                "num_attention_heads": 2,
-                "pos_emb_height": 8,
-                "pos_emb_width": 8,
-            },
-            "projection_hidden_size": 16,
-        },
-        words={
-            "image_token": "<|media_pad|>",
-            "video_token": "<|kimi_k25_video_placeholder|>",
-            "vision_start_token": "<|media_begin|>",
-            "vision_end_token": "<|media_end|>",
-        },
-    ),
-    "lighton_ocr": Own(
-        words={
-            "image_token": "<|image_pad|>",
-            "image_break_token": "<|vision_pad|>",
-            "image_end_token": "<|vision_end|>",
-        },
-        pictures={"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
-        config={"vision_config": {"image_size": 112}},
-    ),
-    "paddleocr_vl": Own(
-        config={**_SPATIAL_TEXT, "vision_config": {"image_size": 126}},
-        words={
-            "image_token": "<|IMAGE_PLACEHOLDER|>",
-            "image_start_token": "<|IMAGE_START|>",
-            "image_end_token": "<|IMAGE_END|>",
-        },
-        pictures={"size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}},
-    ),
-    "got_ocr2": Own(
-        pictures={"size": {"height": 1024, "width": 1024}},
-    ),
-    "glmasr": Own(
-        config={
-            "audio_config": {
-                "hidden_size": 64,
-                "intermediate_size": 256,  # four frames to a vector
-                "num_attention_heads": 4,
-                "max_position_embeddings": 100,
-                "num_mel_bins": 16,
-            }
-        },
-        sounds={"feature_size": 16, "chunk_length": 2},
-    ),
-    "musicflamingo": _WHISPER,
-    "paligemma": Own(
-        config={"vision_config": {"image_size": 56, "patch_size": 14}},
-        words={"image_token": "<image>"},
-        pictures={"size": _SQUARE, "image_seq_length": 16},
-    ),
-    "phi4_multimodal": Own(
-        config={
-            "vision_config": {"image_size": 448, "crop_size": 448, "num_hidden_layers": 3},
-            "audio_config": {
-                "num_blocks": 3,
-                "input_size": 80,
-                "ext_pw_out_channel": 32,
-                "depthwise_separable_out_channel": 32,
-                "nemo_conv_channels": 32,
-            },
-            "num_key_value_heads": 2,
-        },
-    ),
-    "hyperclovax_vision_v2": _WINDOWED,
-    **dict.fromkeys(
-        ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
-        Own(config={"vision_config": {"patch_size": 14}, "insert_layer_id": 0}),
-    ),
-    "lfm2_vl": Own(
-        config={"vision_config": {"patch_size": 16, "vision_use_head": False}},
-        words={
-            "image_token": "<image>",
-            "image_start_token": "<|image_start|>",
-            "image_end_token": "<|image_end|>",
-            "image_thumbnail_token": "<|img_thumbnail|>",
-        },
-    ),
-    **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_moe", "qwen4_exp"),
-        Own(
-            config={
-                "vision_config": {"patch_size": 14},
-                "text_config": {
-                    "rope_parameters": {
-                        **_SPATIAL,
-                        "mrope_interleaved": True,
-                        "partial_rotary_factor": 1.0,
-                    }
-                },
-            }
-        ),
-    ),
-    "nemotron_h_omni": Own(
-        hears="ParakeetFeatureExtractor",
-        config={
-            "audio_config": {
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 32,
-                "conv_kernel_size": 3,
-                "subsampling_conv_channels": 8,
-                "projection_hidden_size": 16,
-                "projection_bias": False,
-            }
-        },
-    ),
-    "ovis2": Own(
-        image_token="<IMG_ATOM>",
-        tokens={
-            "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_END>"]
-        },
-        pictures={"size": {"height": 224, "width": 224}},
-    ),
-    "video_llama_3": Own(config={"vision_config": {"patch_size": 14}}),
-}
-"""Model type -> its own settings."""
 
 
 def write_whole(
@@ -289,7 +74,9 @@ def _write(folder: Path, model_type: str, architecture: str, *, is_bare: bool) -
         torch.manual_seed(len(model_type))
         model = kind(config)
     randomize(model, seed=len(model_type))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=model_type not in SAVED_AS_NAMED)
+    if "load_speakers" in vars(kind):
+        torch.save({}, folder / "spk_dict.pt")  # no voices: it writes text alone
     if not is_bare:
         processor.save_pretrained(folder)
     return folder
@@ -318,7 +105,8 @@ def _tokenizer(folder: Path, processor: type[Any], own: Own) -> Any:
         if one.__module__.startswith("transformers.models.")
     )
     names = {a or b for a, b in ATTRIBUTE.findall(source)}
-    words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*own.tokens.values())))
+    listed = [[one] if isinstance(one, str) else one for one in own.tokens.values()]
+    words = dict.fromkeys((*WORD.findall(source), *itertools.chain(*listed)))
     named = {name: f"<|{name}|>" for name in sorted(names) if not name.startswith(USUAL)}
     named |= own.words
     write_tiny_tokenizer(folder, chat_template=TEMPLATE)
@@ -360,7 +148,7 @@ def _processor(made: type[Any], model_type: str, tokenizer: Any, own: Own) -> An
         elif name == VIDEO_PART and HAS_TORCHVISION:
             named = VIDEO_PROCESSOR_MAPPING_NAMES[model_type]
             found = named if isinstance(named, str) else next(iter(named.values()))
-            parts[name] = getattr(transformers, found)()
+            parts[name] = getattr(transformers, found)(**own.videos)
         elif name in ("feature_extractor", "audio_processor"):
             found = FEATURE_EXTRACTOR_MAPPING_NAMES.get(model_type, own.hears)
             parts[name] = getattr(transformers, found)(**own.sounds)
@@ -388,7 +176,9 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
     """Give a config the processor's tokens, a vocabulary with them, and a long context. Mutates:
     config"""
     known = processor.tokenizer.convert_tokens_to_ids
-    for one in {id(c): c for c in (config, config.get_text_config())}.values():
+    ends = [vars(config)[name] for name in ("encoder", "decoder") if name in vars(config)]
+    texts = (config, *(one.get_text_config() for one in (config, *ends)))
+    for one in {id(c): c for c in texts}.values():
         if hasattr(one, "vocab_size"):
             one.vocab_size = vocab_size
         if hasattr(one, "max_position_embeddings"):
@@ -396,10 +186,11 @@ def _fit(config: Any, processor: Any, vocab_size: int, own: Own) -> None:
     parts = [one for one in vars(config).values() if hasattr(one, "to_dict")]
     for holder, name in [(one, name) for one in (config, *parts) for name in list(vars(one))]:
         found = re.fullmatch(r"(\w+_token)_(id|index)", name)
-        word = found and getattr(processor, found[1], None)
+        word = found and (getattr(processor, found[1], None) or own.words.get(found[1]))
         if own.image_token and found and found[1] == "image_token":
             word = own.image_token
         if isinstance(word, str):
             setattr(holder, name, known(word))
     for name, words in own.tokens.items():
-        setattr(config, name, known(words))
+        ids = known(words)
+        setattr(config, name, dict(zip(words, ids, strict=True)) if name.endswith("_map") else ids)

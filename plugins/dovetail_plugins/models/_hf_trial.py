@@ -129,7 +129,7 @@ class Trial:
         """Raises: ConfigError if the text model receives vectors other than the encoder's at media
         positions and the token table's elsewhere."""
         given = recording.given.get("inputs_embeds")
-        rows = torch.cat([one.flatten(0, -2) for one in recording.vectors])
+        rows = rows_of(recording.vectors, places)
         if given is None or given.shape[1] != len(places):
             raise ConfigError(f"it does not put the vectors of {kind}s at places of the prompt.")
         same = [one for one in recording.embedded if one.shape == given.shape]
@@ -178,6 +178,16 @@ class Trial:
     @property
     def _merged(self) -> int:
         return int((self._config.get("vision_config") or {}).get("spatial_merge_size") or 1)
+
+
+def rows_of(vectors: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+    """Return the vectors of all media in a row, without those that pad a medium to the longest.
+    Shapes: vectors each [.., E] -> [rows, E]"""
+    rows = torch.cat([one.flatten(0, -2) for one in vectors])
+    lengths = [sum(1 for _ in run) for is_media, run in groupby(places.tolist()) if is_media]
+    each = list(vectors[0]) if len(vectors) == 1 and vectors[0].dim() == 3 else []
+    is_padded = len(each) == len(lengths) and len(rows) > sum(lengths)
+    return torch.cat([a[:n] for a, n in zip(each, lengths, strict=True)]) if is_padded else rows
 
 
 def _feature(kind: str, calls: Sequence[dict[str, Any]], inputs: Mapping[str, Any]) -> Feature:
@@ -246,7 +256,8 @@ def _listening(
         bound = taken.bind(*args, **kwargs)
         call = dict(bound.arguments)
         call.update(call.pop("kwargs", {}))
-        output = method(*args, **kwargs)
+        with _hidden(base, text):
+            output = method(*args, **kwargs)
         _fill(output)
         recording.arguments.append(call)
         recording.vectors.extend(vectors_of(output))
@@ -274,9 +285,29 @@ def _listening(
             hook.remove()
 
 
+@contextmanager
+def _hidden(base: nn.Module, text: nn.Module) -> Iterator[None]:
+    """Take the text model out of a model inside a with block: an encoder is served without it.
+    Raises: ConfigError for one that reads it"""
+    parts = dict(base._modules)
+    name = next(name for name, part in parts.items() if part is text)
+    del base._modules[name]
+    try:
+        yield
+    except AttributeError as error:
+        if f"'{name}'" not in str(error):
+            raise
+        raise ConfigError("its encoder reads its text model.") from error
+    finally:
+        base._modules.clear()
+        base._modules.update(parts)
+
+
 def vectors_of(output: Any) -> list[torch.Tensor]:
     """Return the vectors that a method of transformers' models gives. Shapes: each [.., E]"""
     found = getattr(output, "pooler_output", output)
+    if found is None:
+        raise ConfigError("its encoder makes no one list of vectors for the places of the prompt.")
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
@@ -310,6 +341,10 @@ def _read_together(
     place = getattr(processor, f"{kind}_token", None)
     if not isinstance(place, str):
         raise ConfigError(f"its processor has no word for an {kind}.")
+    if getattr(processor, f"{kind}_placeholder_token", place) != place:
+        raise ConfigError(
+            f"its processor has another word for an {kind} than the token of its vectors."
+        )
     failure: ValueError | None = None
     for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
         text = " b ".join(["a", *[place] * count, "c"])

@@ -7,6 +7,8 @@ before them. In a divided encoder, each rank has some heads and a part of the ML
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -149,7 +151,7 @@ def _swap_mlp(context: BuildContext, module: nn.Module, name: str) -> None:
         return
     where = _where(context, _outputs(module, pair[0]))
     known = ACTIVATIONS.get(type(module.get_submodule(act)))
-    if known is None:
+    if known is None or _uses(module, act) != 1:
         _swap(where, module, name, pair[0], TowerColumns)
     else:
         _swap(where, module, name, pair[0], TowerActivated, act=known)
@@ -213,6 +215,13 @@ def _outputs(module: nn.Module, name: str) -> int:
 def _act_of(module: nn.Module) -> str | None:
     """Return the name of a block's activation, None if it has none."""
     return next((name for name in ACT_NAMES if name in module._modules), None)
+
+
+def _uses(module: nn.Module, name: str) -> int:
+    """Return how often the code of a module's forward reads a child: some apply an activation after
+    their last matrix, too (Muse Glimmer)."""
+    code = dis.get_instructions(inspect.unwrap(type(module).forward))
+    return sum(one.argval == name for one in code)
 
 
 def _are_linear(module: nn.Module, names: Iterable[str]) -> bool:

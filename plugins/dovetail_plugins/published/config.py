@@ -58,10 +58,11 @@ def as_served(raw: Json) -> Json:
     is served, no other one is known, or it only drafts for another model. Raises: ConfigError"""
     names = raw.get("architectures")
     names = [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
-    if not names or is_known(names[0]) or method_for(raw) != WHOLE_MODEL:
+    published = PUBLISHED.get(names[0]) if names else None
+    is_own = bool(names) and published is None and is_known(names[0])
+    if not names or is_own or method_for(raw) != WHOLE_MODEL:
         return raw
     own, *others = names
-    published = PUBLISHED.get(own)
     if published is not None:
         return _read(raw, own, published)
     code = raw.get("auto_map")
@@ -95,7 +96,9 @@ def _read(raw: Json, own: str, published: Published) -> Json:
         "renames": [list(pair) for pair in published.renames],
         "ignored": list(published.ignored),
     }
-    return {**config, NAMES: names}
+    text = config.get("text_config")
+    parts = {"text_config": {**text, NAMES: names}} if isinstance(text, dict) else {}
+    return {**config, **parts, NAMES: names}  # the loader reads the text model's config
 
 
 @cache

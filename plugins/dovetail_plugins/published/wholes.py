@@ -2,7 +2,8 @@
 of them is served, under the text model's own names.
 
 transformers has no class for these, so nothing reads their images; where the same model is also
-published in transformers' layout, that one is served with them.
+published in transformers' layout, that one is served with them. Of Qwen Omni, the part that writes
+text is served with images and sound.
 Sources: config.json and the tensor names of the checkpoints on the Hugging Face Hub that each entry
 names.
 """
@@ -157,7 +158,12 @@ def _keye() -> Published:
     return Published(config=config, ignored=("visual.", "mlp_AR."), lacks=IMAGES)
 
 
+_OMNI = _behind("thinker_config", "thinker.", "talker.", "token2wav.", "code2wav.", lacks="")
+"""The part that writes text, of images and sound, too; those that speak are left out."""
 WHOLES: dict[str, Published] = {
+    # Qwen/Qwen2.5-Omni-7B, Qwen/Qwen3-Omni-30B-A3B-Instruct
+    **dict.fromkeys(("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"), _OMNI),
+    "Qwen3OmniMoeForConditionalGeneration": _OMNI,
     # OpenGVLab/InternVL2_5-8B, InternVL3-8B, InternVL3_5-8B and models of the same code
     **dict.fromkeys(("InternVLChatModel", "H2OVLChatModel", "SkyworkR1VChatModel"), _INTERNVL),
     # nvidia/NVLM-D-72B, nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1

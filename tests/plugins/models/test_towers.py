@@ -47,6 +47,28 @@ class Gated(nn.Module):
         return down
 
 
+class Adapter(nn.Module):
+    """A plain block with an activation after its last matrix, too (Muse Glimmer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(SIZE, INNER, bias=False)
+        self.act = activations.GELUActivation()
+        self.fc2 = nn.Linear(INNER, SIZE, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.act(self.fc2(self.act(self.fc1(x))))
+        return found
+
+
+class Plain(Adapter):
+    """A block whose activation a product can end in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc2(self.act(self.fc1(x)))
+        return found
+
+
 class Block(nn.Module):
     """All kinds of layers that are swapped."""
 
@@ -111,6 +133,18 @@ def test_a_swapped_block_computes_the_same(
     block = compared(Block(norm(), Gated(act, biases=biases)))
     assert type(block.norm) is made
     assert (type(block.mlp), type(block.patches)) == (TowerGatedMLP, Patches)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "left"),
+    [(Plain, nn.Identity), (Adapter, activations.GELUActivation)],
+)
+def test_an_activation_is_fused_where_it_is_applied_once(
+    mlp: type[Adapter], left: type[nn.Module]
+) -> None:
+    block = compared(Block(nn.LayerNorm(SIZE), mlp()))
+    assert isinstance(block.mlp, Adapter)
+    assert type(block.mlp.act) is left
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dovetail.errors import DovetailError
 from dovetail.llm.llm import LLM
+from dovetail_plugins.models._hf_trial import rows_of
 from support.inside import runner_of
 from support.media_verdicts import FLAGS, media_verdict
 from support.tiny_wholes import write_whole
@@ -33,8 +35,13 @@ SERVED = {
     "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",  # stored under other names
     "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",  # sound
     "janus": "JanusForConditionalGeneration",  # makes images, too
+    "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",  # one part of it writes text
 }
 NOT_SERVED = {
+    "hunyuan_vl": (
+        "HunYuanVLForConditionalGeneration",
+        "image placeholders must be formatted as",
+    ),
     "git": ("GitForCausalLM", "does not go through transformers' attention interface"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "is given visual_pos_masks beside vectors"),
     "glm5_next": ("Glm5NextForConditionalGeneration", "layers of the kind indexed_attention"),
@@ -47,6 +54,14 @@ def test_greedy_text_is_that_of_transformers(tmp_path: Path, model_type: str) ->
     """One medium, two, none, and one again; all in one batch and each alone."""
     verdict = media_verdict(write_whole(tmp_path, model_type, SERVED[model_type]))
     assert (verdict.state, verdict.reason) == (BACKED, "")
+
+
+def test_vectors_that_pad_a_shorter_sound_are_cut_off() -> None:
+    """Granite Speech gives all sounds of a prompt as many as the longest."""
+    vectors = torch.arange(12.0).view(2, 3, 2)
+    places = torch.tensor([0, 1, 1, 1, 0, 1, 0], dtype=torch.bool)
+    assert torch.equal(rows_of([vectors], places), vectors.flatten(0, 1)[:4])
+    assert torch.equal(rows_of([vectors], places[:3]), vectors.flatten(0, 1))
 
 
 def test_what_makes_images_is_left_out(tmp_path: Path) -> None:

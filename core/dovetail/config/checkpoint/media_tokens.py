@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
+FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id", "{}_patch_id")
 """Names of such a token in config.json, by kind."""
 PARTS = {"image": "vision_config", "audio": "audio_config"}
 """Section of config.json that may contain it, by kind."""
