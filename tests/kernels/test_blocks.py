@@ -30,7 +30,7 @@ def native() -> Library:
 
 
 def test_weights_share_large_pages(native: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail_kernels.gemm.native.BLOCKS", Blocks())
+    monkeypatch.setattr("dovetail_kernels.gemm.native_pack.BLOCKS", Blocks())
     first, second = (Packed(make_weight("int8", 512, 256), source=native).data for _ in range(2))
     size = -(-first.nbytes // START_BYTES) * START_BYTES
     assert second.data_ptr() - first.data_ptr() == size

@@ -59,6 +59,7 @@ def test_types_without_rotary_are_those_of_transformers() -> None:
     # Another name of gpt2's code; sources that name the rotation of layers that they do not have,
     # or have a property.
     aliases = {"gpt-sw3", "falcon_mamba", "nemotron_h", "kimi_linear", "glm5_next_text"}
+    aliases |= {"inkling_text", "inkling2_text", "inkling2_loop_text"}
     aliases |= {"bigbird_pegasus", "blenderbot", "blenderbot-small", "mvp", "trocr"}
     encoders = {name for name, facts in FACTS.items() if facts.is_encoder or facts.encoder_input}
     assert ours - theirs - encoders == aliases

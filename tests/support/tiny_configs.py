@@ -166,7 +166,7 @@ _OWN: dict[str, Json] = {
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [2]},
 }
 """Model type -> fields that its own rules ask for, laid over the shrunk ones."""
-SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr", "shieldgemma2")
+_SAVED_AS_NAMED = ("kimi_k25", "qianfan_ocr", "shieldgemma2")
 """Types whose checkpoints transformers reads but does not write: what it renames back are names
 that no published checkpoint has (`blocks` for the `layers` of the text part)."""
 
@@ -220,7 +220,7 @@ def _write(folder: Path, model_type: str, make: Any, overrides: Json) -> Path:
             torch.manual_seed(len(model_type))
             model = make(config)
             _stir(model)
-            model.save_pretrained(folder, save_original_format=model_type not in SAVED_AS_NAMED)
+            model.save_pretrained(folder, save_original_format=model_type not in _SAVED_AS_NAMED)
     except Exception as error:  # whatever transformers' own class raises
         raise ConfigError(f"no small checkpoint of {model_type}: {_told(error)}") from error
     write_tiny_tokenizer(folder)

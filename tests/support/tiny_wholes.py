@@ -19,7 +19,7 @@ from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
 from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
-from support.tiny_configs import MOST_PARAMETERS, SAVED_AS_NAMED, Json, tiny_config
+from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
 from support.tiny_whole_settings import OWN, Own
 
@@ -30,6 +30,8 @@ ATTRIBUTE = re.compile(r"tokenizer,? ?(?:\.|\")(\w+_token)\b|tokenizer\.(\w+_tok
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 POSITIONS = 8192
+SAVED_AS_NAMED = ("qianfan_ocr",)
+"""Types for which transformers writes names that no published checkpoint has."""
 USUAL = ("bos_", "eos_", "pad_", "unk_", "add_")
 """Starts of the names of what any tokenizer has."""
 

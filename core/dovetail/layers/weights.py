@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError, listed
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
-from dovetail.layers.linear.borrowing import borrowed, noted, settle
+from dovetail.layers.linear.borrowing import borrowed, noted, pieces_of, settle
 from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional, memory_of
 
 NAMES_SHOWN = 10
@@ -323,8 +323,8 @@ def _fill(
             report.misfits.append(f"{name}: {fault}")
             return None
         first = report.sources.setdefault((placement.name, placement.piece), name)
-        if placement.target.is_meta:
-            is_same = noted(module.get_parameter(placement.name), placement, tensor)
+        if (pieces := pieces_of(module.get_parameter(placement.name))) is not None:
+            is_same = noted(pieces, placement, tensor)
         elif first != name:
             is_same = placement.holds(tensor)
         else:

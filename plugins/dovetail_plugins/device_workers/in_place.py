@@ -114,6 +114,9 @@ class InPlace:
                 self._paths = {id(layer): path for path, layer in model.named_modules()}
                 for layer, name in list(self._unpacked(model)):
                     _release(layer, name)
+                for parameter in model.parameters():
+                    if _has_no_memory(parameter):
+                        vars(parameter)["pieces"] = {}
                 if tensors is None:
                     fill_from_files(model, run, device, quant, finish=self._finish)
                 else:
@@ -137,7 +140,7 @@ class InPlace:
 
     def _finish(self, layer: WeightHolder) -> None:
         """Repack a filled layer that has memory. Mutates: layer"""
-        if any(one.is_meta for one in layer._parameters.values() if one is not None):
+        if any(_has_no_memory(one) for one in layer._parameters.values() if one is not None):
             return
         self.is_complete = False
         self._load(layer)
@@ -149,7 +152,7 @@ class InPlace:
         for name, parameter in list(layer._parameters.items()):
             if parameter is None:
                 continue
-            if not parameter.is_meta:
+            if not _has_no_memory(parameter):
                 self.is_complete = False
                 continue
             assert running is not None, "such layers were chosen"
@@ -191,6 +194,10 @@ def _is_alike(parameter: nn.Parameter, running: nn.Parameter | None) -> bool:
         and (parameter.shape, parameter.dtype) == (running.shape, running.dtype)
         and running.is_contiguous()
     )
+
+
+def _has_no_memory(parameter: nn.Parameter) -> bool:
+    return parameter.device.type == "meta" and "make_memory" not in vars(parameter)
 
 
 def _release(layer: nn.Module, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces.model_store import ModelStore, StorePlaces, WantedModel
-from dovetail_testing.contract import default_options
+from dovetail_testing.contract import default_options, requires
 
 NOWHERE = ("no/such-model", "no-such:tag", "../out", "/", ":", "a/b/c/d:e", "..:Q4_0", "")
 
@@ -81,6 +81,13 @@ class TestModelStore:
         for model in store.models():
             store.find(WantedModel(name=model.name))
         assert before == sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+
+    @requires("fetches")
+    def test_each_revision_has_a_folder(self, store: ModelStore) -> None:
+        """The folders of two revisions differ."""
+        wanted = (WantedModel(name="org/model", revision=one * 40) for one in "ab")
+        one, other = map(store.folder, wanted)
+        assert one.is_absolute() and one != other
 
     def test_a_listing_repeats(self, store: ModelStore) -> None:
         """Two listings of the same files are equal."""

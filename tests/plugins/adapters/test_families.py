@@ -147,6 +147,14 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "AXK2ForCausalLM"),
         ("kv_b_proj", "wq_b", "wk", "weights_proj"),
     ),
+    **dict.fromkeys(("HYV4ForCausalLM", "Dots3NoteForCausalLM"), ("kv_b_proj", r"indexer\..*")),
+    "MiniMaxM3VLForCausalLM": (r"indexer\..*",),
+    # A matrix for each group of heads, and what makes entries of several tokens.
+    "DeepseekV4ForCausalLM": ("o_a_proj", r"(indexer|compressor)\..*"),
+    # Parts of projections: matrices, convolutions and gates.
+    **dict.fromkeys(
+        ("Inkling2ForCausalLM", "Inkling2LoopForCausalLM"), (r"[a-z_]+_(proj|bias|gate)\..*",)
+    ),
     # A few numbers of each token, multiplied one by one.
     "Gemma3nForCausalLM": ("correction_coefs", "prediction_coefs"),
     "PhimoeForCausalLM": ("router",),

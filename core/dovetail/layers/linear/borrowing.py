@@ -33,11 +33,19 @@ def borrowed(module: nn.Module, placement: Placement, tensor: torch.Tensor) -> b
     return True
 
 
-def noted(parameter: nn.Parameter, placement: Placement, tensor: torch.Tensor) -> bool:
-    """Note what fills a piece of a parameter without memory; return whether nothing else did.
-    Mutates: parameter"""
-    pieces = vars(parameter).setdefault("pieces", {})
-    place = placement.piece, placement.target.storage_offset()
+Pieces = dict[tuple[str, int], tuple[Placement, torch.Tensor]]
+"""The tensors that would fill a parameter, and where, by piece and offset."""
+
+
+def pieces_of(parameter: nn.Parameter) -> Pieces | None:
+    """Return what would fill a parameter that is not to be filled; None: it is filled."""
+    return vars(parameter).get("pieces")
+
+
+def noted(pieces: Pieces, placement: Placement, tensor: torch.Tensor) -> bool:
+    """Note what would fill a piece of a parameter; return whether nothing else did. Mutates:
+    pieces"""
+    place = placement.piece, int(placement.target.storage_offset())
     first = pieces.setdefault(place, (placement, tensor))[1]
     return first is tensor or torch.equal(first, tensor.to(first))
 

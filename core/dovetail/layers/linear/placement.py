@@ -77,7 +77,7 @@ class Placement:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the target holds this placement's piece of `tensor` already."""
-        return torch.equal(self.target, self.cut(tensor).to(self.target))
+        return self.target.is_meta or torch.equal(self.target, self.cut(tensor).to(self.target))
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's piece of `tensor`, as a view."""
