@@ -140,6 +140,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     # indexer is not run at the lengths that are served.)
     "DeepseekV2ForCausalLM": ("kv_b_proj",),
     "DeepseekV3ForCausalLM": ("kv_b_proj",),
+    "Glm4MoeLiteForCausalLM": ("kv_b_proj",),
     "KimiLinearForCausalLM": ("kv_b_proj",),
     "LongcatFlashForCausalLM": ("kv_b_proj", "classifier"),
     "BailingHybridForCausalLM": ("kv_b_proj",),
