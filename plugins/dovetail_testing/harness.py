@@ -94,6 +94,13 @@ class PagedModel:
             chosen = load_plugin(AttentionBackend, "attention_backend", backend)  # type: ignore[type-abstract]
         return cls(load_model(path, model_name=model_name, dtype=dtype), backend=chosen)
 
+    def cached_names(self) -> set[str]:
+        """Return the names of what layers cache: of its parts where several layers share a
+        cache."""
+        shared = [layer for layer in self.layers if isinstance(layer, Entries)]
+        alone = {layer.name for layer in self.layers} - {layer.name for layer in shared}
+        return alone | {part.name for layer in shared for part in layer.parts}
+
     def _cache(self, layer: CachingLayer, num_blocks: int) -> LayerCache:
         """Return memory for what a layer keeps in so many blocks."""
         if isinstance(layer, State):

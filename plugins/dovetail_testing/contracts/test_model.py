@@ -197,8 +197,8 @@ class TestModel:
         staged = StagedModel(
             lambda rank: load_model(folder, model_name=entry.name, rank=rank), layers
         )
-        names = [{layer.name for layer in stage.layers} for stage in staged.stages]
-        assert set.union(*names) == {layer.name for layer in whole.layers}
+        names = [stage.cached_names() for stage in staged.stages]
+        assert set.union(*names) == whole.cached_names()
         assert set.intersection(*names) == set()
         for tokens in (TOKENS[0][:7], TOKENS[0][7:8], TOKENS[0][8:]):
             assert_close(staged.forward([(0, tokens)])[0], whole.forward([(0, tokens)])[0])
