@@ -81,6 +81,7 @@ def test_checkpoints_with_encoders(tmp_path: Path) -> None:
         vision_config={**encoder, **vision, "mlp_layer_types": ["dense"]},
         audio_config={**encoder, **sound, "feature_size": 8, "downsample_hidden_size": 4},
     )
+    torch.manual_seed(3)  # a draw in which two tokens nearly tie for a pick has no one answer
     model = transformers.Dots3NoteForConditionalGeneration(config)
     randomize(model, seed=3)
     model.save_pretrained(tmp_path)
