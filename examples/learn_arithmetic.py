@@ -4,8 +4,8 @@ The engine draws several answers to each question. The trainer, which is transfo
 raises the probability of answers that are better than their question's average (GRPO without a
 penalty), and returns its weights to the engine through shared memory. Printed are the share of
 right answers, and the mismatch: how far the engine's log probabilities of the drawn tokens are
-from those of the trainer's own forward pass. It computes with the engine's operations, so there is
-none; with torch's own there would be.
+from the trainer's. The trainer's forward pass uses the engine's operations, so the mismatch is 0;
+with torch's operations it would not be.
 
 `python examples/learn_arithmetic.py --steps 70`
 """

@@ -83,13 +83,13 @@ class ModelStore(Plugin):
     def folder(self, wanted: WantedModel) -> Path:
         """Return the folder of a fetched model, which need not exist. This and the next two are
         called only on stores that claim "fetches"."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} fetches nothing")
 
     def listed(self, wanted: WantedModel) -> list[str]:
         """Return the names of all files that the hub has of a model. Raises: OSError, ValueError"""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} fetches nothing")
 
     def download(self, wanted: WantedModel, names: Sequence[str]) -> Path:
         """Return the model's folder with these files, fetching the missing ones. Raises: OSError,
         ValueError"""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} fetches nothing")

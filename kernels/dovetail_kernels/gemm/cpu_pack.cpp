@@ -110,7 +110,7 @@ DT_INLINE int source_rows(const PackArgs& args, const Rows& from, int64_t panel,
 constexpr int kWords = kLanes;
 typedef uint32_t Words __attribute__((vector_size(4 * kWords), aligned(1), may_alias));
 
-// Word where[j] of both, those of `b` counted after those of `a`, for each j.
+// For each j, word where[j] of `a` followed by `b`.
 DT_INLINE Words picked(Words a, Words b, Words where) {
 #if defined(__clang__)
   Words found;

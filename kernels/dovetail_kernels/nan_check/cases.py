@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from dovetail_kernels.nan_check.bits import INFINITY, bits_of, integer_of
 from dovetail_kernels.op import Arguments, Case
 
 SIGNS = {"nan": 1, "negative nan": -1, "numbers": 0}
-INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 
 
 def cases() -> list[Case]:
@@ -26,7 +26,7 @@ def perf_cases() -> list[Case]:
 def _case(size: int, dtype: torch.dtype, word: str) -> Case:
     return Case(
         name=f"N{size} {str(dtype).removeprefix('torch.')} {word}",
-        dtype=_integer(dtype),
+        dtype=integer_of(dtype),
         build=_builder(size, dtype, word),
         moved_bytes=size * dtype.itemsize,
         flops=size,
@@ -35,16 +35,12 @@ def _case(size: int, dtype: torch.dtype, word: str) -> Case:
     )
 
 
-def _integer(dtype: torch.dtype) -> torch.dtype:
-    return torch.int16 if dtype.itemsize == 2 else torch.int32
-
-
 def _builder(size: int, dtype: torch.dtype, word: str) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         generator = torch.Generator().manual_seed(size)
         values = torch.randn(size, generator=generator).to(dtype)
         values[size // 2] = float("-inf")
-        bits, infinity = values.view(_integer(dtype)), INFINITY[dtype]
+        bits, infinity = bits_of(values), INFINITY[dtype]
         if sign := SIGNS[word]:
             lowest = torch.iinfo(bits.dtype).min
             bits[size * 2 // 3] = infinity + 1 + (lowest if sign < 0 else 0)

@@ -22,7 +22,7 @@ from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.sources.weights_check import check_weights, weight_files
 from dovetail.config.rules.machine.platform import available_bytes
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import ConfigError, RequestError, listed
 from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.data.spec import ModelSpec, RunSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
@@ -248,7 +248,7 @@ def verify_alike(model: ModelSpec, path: str) -> None:
         changed = [] if model.architecture == new.architecture else ["architectures"]
     if changed:
         raise RequestError(
-            f"its settings differ from the running model's: {_some(changed)}.",
+            f"its settings differ from the running model's: {listed(changed, NAMES_SHOWN)}.",
             where=f"{path}/config.json",
             fix=ONE_MODEL,
         )
@@ -303,7 +303,7 @@ def pairs_of(running: nn.Module, read: nn.Module) -> Iterator[Pair]:
     faults += sorted({name for name, _ in {*_layouts(running)} ^ {*_layouts(read)}})
     if faults:
         raise RequestError(
-            f"how these are stored depends on the weights: {_some(faults)}.",
+            f"how these are stored depends on the weights: {listed(faults, NAMES_SHOWN)}.",
             where=WHERE,
             fix="start the server again with the new weights.",
             status=409,
@@ -348,8 +348,3 @@ def _has_tensors(value: Mapping[Any, Any]) -> bool:
         one for held in value.values() for one in (held if isinstance(held, tuple) else (held,))
     )
     return any(isinstance(one, torch.Tensor) for one in inner)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{', '.join(names[:NAMES_SHOWN])}{more}"

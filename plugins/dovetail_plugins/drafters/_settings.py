@@ -30,10 +30,7 @@ def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
     Outer settings override nested ones. Raises: ConfigError for a head that guesses all places at
     once.
     """
-    nested = (raw.get(key) for key in _NESTED)
-    found: dict[str, Any] = {}
-    for part in (*(one for one in nested if isinstance(one, Mapping)), raw):
-        found |= {key: value for key, value in part.items() if key not in _NESTED}
+    found = on_one_level(raw, _NESTED)
     names = found.get("architectures")
     name = str(names[0] if isinstance(names, list) and names else target.architecture)
     if name.startswith(_AT_ONCE):
@@ -48,6 +45,15 @@ def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
         plain = plain.replace(word, "")
     found["architectures"] = [_PUBLISHED.get(name, plain)]
     found.setdefault("vocab_size", target.vocab_size)
+    return found
+
+
+def on_one_level(raw: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings with those nested under `keys`, which outer ones override."""
+    nested = (raw.get(key) for key in keys)
+    found: dict[str, Any] = {}
+    for part in (*(one for one in nested if isinstance(one, Mapping)), raw):
+        found |= {key: value for key, value in part.items() if key not in keys}
     return found
 
 

@@ -3,7 +3,7 @@
 The keys and values of known tokens are made of the model's inner states; then the last known token
 and a mask token for each place attend to them and to each other. DSpark adds to a place's logits a
 bias from the token drafted before it, and its known token's own state guesses the first place.
-Formats: the checkpoints of z-lab (`dflash_config`), of deepseek-ai (Qwen3DSparkModel), and those of
+Formats: the checkpoints of z-lab (`dflash_config`), deepseek-ai (Qwen3DSparkModel) and
 vllm-project/speculators.
 Source: Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding", 2026; DeepSeek-AI,
 "DSpark", 2026.
@@ -18,6 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import DraftContext, MaskedBlock, WorkerDrafter
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.drafters import _settings
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +44,7 @@ class DFlash(WorkerDrafter):
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
         """Return the settings on one level, with Qwen 3's layers. Raises: ConfigError"""
-        found: dict[str, Any] = {}
-        for part in (*(raw[key] for key in NESTED if isinstance(raw.get(key), Mapping)), raw):
-            found |= {key: value for key, value in part.items() if key not in NESTED}
+        found = _settings.on_one_level(raw, NESTED)
         name = str((raw.get("architectures") or [""])[0])
         _check_kind(name, found)
         if found.get(LAYER_IDS) is None and found.get(SPECULATORS_IDS) is None:

@@ -6,10 +6,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_kernels.nan_check import OP
-
-INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
-"""The bits of infinity in each type."""
-INTEGERS = {2: torch.int16, 4: torch.int32}
+from dovetail_kernels.nan_check.bits import INFINITY, bits_of
 
 
 def verify_numbers(name: str, tensor: torch.Tensor, path: str) -> None:
@@ -18,7 +15,7 @@ def verify_numbers(name: str, tensor: torch.Tensor, path: str) -> None:
     infinity = INFINITY.get(tensor.dtype)
     if infinity is None or not tensor.numel():
         return
-    bits = tensor.contiguous().view(INTEGERS[tensor.itemsize])
+    bits = bits_of(tensor)
     if OP.pick(bits.device.type, bits.dtype)(bits, infinity):
         raise ConfigError(
             f"{name} has values that are not numbers (NaN).",

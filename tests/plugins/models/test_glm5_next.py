@@ -13,6 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail_testing.harness import PagedModel, load_model, load_plugin
 from dovetail_testing.tiny.families import VOCAB_SIZE
+from support.row_pieces import pieces
 from support.thread_ranks import divided_both_ways
 from support.tiny_glm5_next import INDEXED, LINEAR, write
 
@@ -41,16 +42,6 @@ def wanted(checkpoint: Path) -> torch.Tensor:
     return found
 
 
-def pieces(model: PagedModel) -> list[torch.Tensor]:
-    """Return the logits of a row in pieces beside others, of a prefix hit, and token by token."""
-    model.forward([(0, TOKENS[:7])])
-    part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
-    model.share(1, 2, 32)
-    last, hit, more = model.forward([(1, TOKENS[32:]), (2, TOKENS[32:50]), (0, TOKENS[20:21])])
-    rest = [model.forward([(0, [token])])[0] for token in TOKENS[21:]]
-    return [torch.cat([part, more, *rest]), torch.cat([other, last]), hit]
-
-
 @pytest.mark.parametrize("backend", ["native_cpu", "torch_sdpa", None])
 def test_rows_attend_to_the_pools_that_they_pick(
     checkpoint: Path, wanted: torch.Tensor, backend: str | None
@@ -58,7 +49,7 @@ def test_rows_attend_to_the_pools_that_they_pick(
     chosen = backend and load_plugin(AttentionBackend, "attention_backend", backend)  # type: ignore[type-abstract]
     for whole in (True, False):
         model = PagedModel(load_model(checkpoint), backend=chosen or None, block_tokens=16)
-        found = model.forward([(0, TOKENS)]) if whole else pieces(model)
+        found = model.forward([(0, TOKENS)]) if whole else pieces(model, TOKENS)
         parts = [wanted] if whole else [wanted[7:], wanted, wanted[32:50]]
         for own, theirs in zip(found, parts, strict=True):
             assert (own - theirs).abs().max() < 1e-4

@@ -16,6 +16,7 @@ from dovetail.errors import ConfigError
 from dovetail_testing.harness import PagedModel, load_model
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.row_pieces import pieces
 from support.thread_ranks import divided_both_ways
 
 TWO_LAYERS: dict[str, dict[str, Any]] = {
@@ -53,17 +54,6 @@ def wanted(path: Path) -> torch.Tensor:
     return found
 
 
-def pieces(model: PagedModel) -> list[torch.Tensor]:
-    """Return the logits of a row in pieces together with others, of a prefix hit, and token by
-    token."""
-    model.forward([(0, TOKENS[:7])])
-    part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
-    model.share(1, 2, 32)
-    last, hit, more = model.forward([(1, TOKENS[32:]), (2, TOKENS[32:50]), (0, TOKENS[20:21])])
-    rest = [model.forward([(0, [token])])[0] for token in TOKENS[21:]]
-    return [torch.cat([part, more, *rest]), torch.cat([other, last]), hit]
-
-
 def is_near(found: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Return whether logits are transformers', and ids that pad the head are never drawn."""
     known = theirs.shape[1]
@@ -78,7 +68,7 @@ def test_rows_whole_and_cut(name: str, tmp_path: Path) -> None:
     assert theirs.shape[1] == VOCAB_SIZE - 4 and theirs.std() > 0.1
     for backend in ("native_cpu", "torch_sdpa"):
         model = PagedModel.load(path, backend=backend)
-        parts = zip(pieces(model), (theirs[7:], theirs, theirs[32:50]), strict=True)
+        parts = zip(pieces(model, TOKENS), (theirs[7:], theirs, theirs[32:50]), strict=True)
         assert all(is_near(own, there) for own, there in parts)
 
 

@@ -19,6 +19,7 @@ from dovetail_testing.harness import PagedModel, load_model
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.media_verdicts import media_verdict
+from support.row_pieces import pieces
 from support.thread_ranks import divided_both_ways
 from support.tiny_media import write_media_checkpoint
 from support.verdicts import NATIVE, Verdict
@@ -39,22 +40,12 @@ def wanted(path: Path) -> torch.Tensor:
     return found
 
 
-def pieces(model: PagedModel) -> list[torch.Tensor]:
-    """Return the logits of a row in pieces beside others, of a prefix hit, and token by token."""
-    model.forward([(0, TOKENS[:7])])
-    part, other = model.forward([(0, TOKENS[7:20]), (1, TOKENS[:32])])
-    model.share(1, 2, 32)
-    last, hit, more = model.forward([(1, TOKENS[32:]), (2, TOKENS[32:50]), (0, TOKENS[20:21])])
-    rest = [model.forward([(0, [token])])[0] for token in TOKENS[21:]]
-    return [torch.cat([part, more, *rest]), torch.cat([other, last]), hit]
-
-
 def test_rows_whole_cut_and_under_other_gates(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path, NAME, output_gate_type=None, ngram_size=4)
     theirs = wanted(path)
     for backend in ("native_cpu", "torch_sdpa"):
         model = PagedModel.load(path, backend=backend)
-        parts = zip(pieces(model), (theirs[7:], theirs, theirs[32:50]), strict=True)
+        parts = zip(pieces(model, TOKENS), (theirs[7:], theirs, theirs[32:50]), strict=True)
         assert all((own - there).abs().max() < 1e-4 for own, there in parts)
 
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.interfaces.attention import LatentCall, LatentSpec
+from dovetail.interfaces.attention import BatchLayout, LatentCall, LatentSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention.latent_rows import (
     LatentRows,
+    LongRow,
     attend_expanded,
     long_rows,
     read_latents,
@@ -331,17 +332,34 @@ class LatentAttention(CachingLayer):
     ) -> None:
         """Compute the attention of long rows with expanded keys and values. Mutates: out"""
         for row in rows.long:
-            latents = read_latents(cache, rows.layout, row.row, row.end).to(q.dtype)
-            out[row.tokens] = attend_expanded(
-                q[row.tokens],
-                latents,
-                row.start,
-                self.spec.scale,
-                self._keys_and_values,
-                self.config.value_size,
-                None if picks is None else picks[row.tokens],
-                self._parameters.get("sinks"),
-            )
+            self._attend_piece(q, cache, rows.layout, row, 0, out, picks)
+
+    def _attend_piece(
+        self,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        layout: BatchLayout,
+        row: LongRow,
+        first: int,
+        out: torch.Tensor,
+        picks: torch.Tensor | None,
+    ) -> None:
+        """Compute the attention of a long row's tokens, which see no position before `first`.
+        Mutates: out"""
+        latents = read_latents(cache, layout, row.row, row.end, first).to(q.dtype)
+        if picks is not None:
+            picks = picks[row.tokens]
+            picks = picks.sub(first).clamp_(min=-1) if first else picks
+        out[row.tokens] = attend_expanded(
+            q[row.tokens],
+            latents,
+            row.start - first,
+            self.spec.scale,
+            self._keys_and_values,
+            self.config.value_size,
+            picks,
+            self._parameters.get("sinks"),
+        )
 
     def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Shapes: latents [S, L + R] -> [H, S, N + R], [H, S, V]"""

@@ -79,11 +79,8 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
 def as_seen(inputs: StepInputs, ends: np.ndarray | int) -> StepInputs:
     """Return the pass with every token as a row of its own, which sees the first `ends` positions
     of its row, whatever its own position. Shapes: ends [T]"""
-    count = len(inputs.token_ids)
-    alone = laid(inputs.token_rows, inputs.positions, np.ones(count, dtype=np.int64))
-    alone.token_ids = inputs.token_ids
-    alone.starts = np.broadcast_to(np.asarray(ends) - 1, count)
-    return alone
+    starts = np.broadcast_to(np.asarray(ends) - 1, len(inputs.token_ids))
+    return replace(one_by_one(inputs), starts=starts)
 
 
 def _causal(layout: BatchLayout, positions: np.ndarray) -> BatchLayout:

@@ -12,6 +12,7 @@ of few large or of many small ones (`LatentPack`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import EntryLayer, EntryPart, LatentLayer
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.attention.latent import LatentAttention, LatentConfig
-from dovetail.layers.attention.latent_rows import LatentRows, attend_expanded, read_latents
+from dovetail.layers.attention.latent_rows import LatentRows
 from dovetail.layers.context import INDEX_KEYS, LATENTS, forward_context
 from dovetail_kernels.cpu.program import refuse_recording
 from dovetail_plugins.layers.attention.compressor import Entries
@@ -102,18 +103,11 @@ class PackedWindow(PackedLatents):
             return
         for row in rows.long:
             for start in range(row.start, row.end, self.window):
-                end = min(start + self.window, row.end)
-                first, shift = max(0, start - self.window + 1), row.tokens.start - row.start
-                part = slice(start + shift, end + shift)
-                out[part] = attend_expanded(
-                    q[part],
-                    read_latents(cache, rows.layout, row.row, end, first).to(q.dtype),
-                    start - first,
-                    self.spec.scale,
-                    self._keys_and_values,
-                    self.config.value_size,
-                    picks[part].sub(first).clamp_(min=-1),
-                )
+                end, shift = min(start + self.window, row.end), row.tokens.start - row.start
+                tokens = slice(start + shift, end + shift)
+                piece = replace(row, tokens=tokens, start=start, end=end)
+                first = max(0, start - self.window + 1)
+                self._attend_piece(q, cache, rows.layout, piece, first, out, picks)
 
 
 class LatentPack(Entries):
